@@ -1,0 +1,70 @@
+"""Flower ClientApp: a thin shim that hands the plan to the site and returns its release.
+
+It imports no torch: in a deployment Flower starts a process for every message.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from common.errors import FederationError, PlanRefused, WireError
+from common.records import Introduction, Refusal, Release, Request
+
+
+class OpenSite(Protocol):
+    """What the shim needs of a site, wherever it lives."""
+
+    @property
+    def declared_size(self) -> int:
+        """The number of records that the site makes public."""
+        ...
+
+    def train(self, plan_bytes: bytes, model_bytes: bytes) -> bytes:
+        """Carry out a plan and return the coded update."""
+        ...
+
+
+app = ClientApp()
+
+
+@app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Tell the server which site this is, and the size that it declares."""
+    site = _open_site(context)
+    return Message(Introduction(_site_number(context), site.declared_size).to_content(), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Have the site carry out the plan; a refusal is an answer, not a failure."""
+    answer: Release | Refusal
+    try:
+        request = Request.from_content(message.content)
+        answer = Release(_open_site(context).train(request.plan, request.model))
+    except (PlanRefused, WireError) as refused:
+        answer = Refusal(str(refused))
+    return Message(answer.to_content(), reply_to=message)
+
+
+def _site_number(context: Context) -> int:
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int) or number < 0:
+        raise FederationError(f"expected 'partition-id' >= 0 in the node config, got {number!r}")
+    return number
+
+
+def _open_site(context: Context) -> OpenSite:
+    return _site_opener()(context)
+
+
+@lru_cache(maxsize=1)
+def _site_opener() -> Callable[[Context], OpenSite]:
+    found = sorted(entry_points(group="fedsieve.sites"), key=lambda entry: entry.name)
+    if not found:
+        raise FederationError("no site can be opened on this node: install fedsieve here (pip install -e .)")
+    opener: Callable[[Context], OpenSite] = found[0].load()
+    return opener

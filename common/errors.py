@@ -1,0 +1,52 @@
+"""The exceptions of Fedsieve.
+
+::
+
+    FedsieveError
+    ├── ConfigError         a run-config key is unknown, missing or out of range
+    ├── DatasetError        a data set cannot be found, read or split as asked
+    ├── ModelError          a model cannot be built, or does not fit the data or the plan
+    ├── AccountingError     a privacy account cannot be computed or calibrated as asked
+    ├── WireError           bytes from the other side are not what they claim to be
+    ├── PlanRefused         a site will not carry out a plan; nothing was spent
+    ├── RunFolderError      the files of a run are missing, damaged or belong to another run
+    └── FederationError     the sites that a run needs did not come, or answered nonsense when joining
+
+Messages name the value, what was expected, and what to do about it.
+"""
+
+
+class FedsieveError(Exception):
+    """Base of every error that Fedsieve raises on purpose."""
+
+
+class ConfigError(FedsieveError):
+    """A run-config key is unknown, missing or out of range."""
+
+
+class DatasetError(FedsieveError):
+    """A data set cannot be found, read or split as asked."""
+
+
+class ModelError(FedsieveError):
+    """A model cannot be built, or does not fit the data or the plan."""
+
+
+class AccountingError(FedsieveError):
+    """A privacy account cannot be computed or calibrated as asked."""
+
+
+class WireError(FedsieveError):
+    """Bytes from the other side are not what they claim to be."""
+
+
+class PlanRefused(FedsieveError):  # noqa: N818 - it is an answer, not a fault
+    """A site will not carry out a plan; nothing was spent."""
+
+
+class RunFolderError(FedsieveError):
+    """The files of a run are missing, damaged or belong to another run."""
+
+
+class FederationError(FedsieveError):
+    """The sites that a run needs did not come, or answered nonsense when joining."""

@@ -1,0 +1,153 @@
+"""The model zoo, a user's own models, and a module whose parameters are one flat vector."""
+
+import importlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.coding import Values
+from common.errors import ModelError
+
+
+class _Reshape(nn.Module):
+    """Give flat or channel-less pictures the shape that convolutions want."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.reshape(-1, *self.shape)
+
+
+def dp_cnn_s() -> nn.Module:
+    """DP-CNN/S for 28x28x1 and 10 classes: 26,010 parameters (random-sparsification, section 6)."""
+    return nn.Sequential(
+        _Reshape(1, 28, 28),
+        nn.Conv2d(1, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.Tanh(),
+        nn.Linear(32, 10),
+    )
+
+
+def dp_cnn() -> nn.Module:
+    """DP-CNN for 32x32x3 and 10 classes: about 550,000 parameters (random-sparsification, section 6)."""
+    layers: list[nn.Module] = [_Reshape(3, 32, 32)]
+    channels = 3
+    for width in (32, 64, 128):
+        for _ in range(2):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.Tanh()]
+            channels = width
+        layers.append(nn.MaxPool2d(2, stride=2))
+    layers += [nn.Flatten(), nn.Linear(128 * 4 * 4, 128), nn.Tanh(), nn.Linear(128, 10)]
+    return nn.Sequential(*layers)
+
+
+def mlp(widths: str) -> nn.Module:
+    """Fully connected network with tanh between its layers, e.g. ``mlp:784-128-10``; ``linear:784-10`` is the same."""
+    try:
+        sizes = [int(width) for width in widths.split("-")]
+    except ValueError:
+        raise ModelError(f"expected widths like 784-128-10, got {widths!r}") from None
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise ModelError(f"expected at least two widths of 1 or more, like 784-10, got {widths!r}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+ZOO: dict[str, Callable[[], nn.Module]] = {"dp-cnn-s": dp_cnn_s, "dp-cnn": dp_cnn}
+_SIZED_ZOO: dict[str, Callable[[str], nn.Module]] = {"linear": mlp, "mlp": mlp}
+
+
+def build(name: str) -> nn.Module:
+    """Return a new module: of the zoo, or from a user's ``package.module:function`` that takes no argument.
+
+    A module may have a method ``loss(outputs, targets) -> (batch,)``; without one the loss is cross-entropy.
+    """
+    if name in ZOO:
+        return ZOO[name]()
+    head, colon, tail = name.partition(":")
+    if colon and head in _SIZED_ZOO:
+        return _SIZED_ZOO[head](tail)
+    if not colon:
+        known = ", ".join([*ZOO, *(f"{sized}:784-10" for sized in _SIZED_ZOO)])
+        raise ModelError(f"unknown model {name!r}: expected one of {known}, or package.module:function")
+    try:
+        function = getattr(importlib.import_module(head), tail)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"cannot load model {name!r}: {error}; is its folder on PYTHONPATH?") from error
+    module = function()
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"expected {name} to return a torch.nn.Module, got {type(module).__name__}")
+    return module
+
+
+def sample_losses(module: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return one loss per record, shape (batch,)."""
+    own: Callable[[Tensor, Tensor], Tensor] | None = getattr(module, "loss", None)
+    if own is not None:
+        return own(outputs, targets)
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class FlatModel:
+    """A module whose trainable parameters, and their gradients, are views of one flat float32 vector each."""
+
+    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
+        module = module.to(device=device, dtype=torch.float32)
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ModelError("the model has no trainable parameter")
+        for layer_name, layer in module.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                raise ModelError(
+                    f"layer {layer_name!r} is a {type(layer).__name__}, which mixes the records of a batch: no record "
+                    "then has a gradient of its own; use torch.nn.GroupNorm instead"
+                )
+        self.module = module
+        self.shapes = {name: p.shape for name, p in named}
+        self.vector = torch.cat([p.detach().reshape(-1) for _, p in named])
+        self.gradient = torch.zeros_like(self.vector)
+        offset = 0
+        for _, parameter in named:
+            count = parameter.numel()
+            parameter.data = self.vector[offset : offset + count].view(parameter.shape)
+            parameter.grad = self.gradient[offset : offset + count].view(parameter.shape)
+            offset += count
+
+    @property
+    def size(self) -> int:
+        """d, the number of trainable parameters."""
+        return self.vector.numel()
+
+    def load(self, values: Values) -> None:
+        """Overwrite all parameters."""
+        if values.shape != (self.size,):
+            raise ModelError(f"expected {self.size} parameters, got {values.shape}")
+        self.vector.copy_(torch.tensor(values))
+
+    def named_views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of this model's shapes as views of ``flat`` (d,)."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        pieces = flat.split(sizes)
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+
+
+def initial_vector(name: str, seed: int) -> Values:
+    """Return the first model of a run as a flat vector; the same seed gives the same bits."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        values: Values = FlatModel(build(name)).vector.numpy().copy()
+    return values

@@ -1,0 +1,103 @@
+"""RoundPlan: everything that one round asks of a site, and the only thing that a site obeys."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
+
+from common.accounting import Charge
+from common.coding import ValueCoding
+from common.errors import ConfigError, WireError
+from common.mask import MaskSpec
+
+_VERSION = 1
+_MAX_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """One round, in full. Mechanism and accounting are both built from it, so that they cannot disagree.
+
+    ``sampling_rate`` q, ``clip_norm`` C and ``noise_multiplier`` z are those of each of the ``steps`` noisy updates.
+    A plan that is not ``private`` has neither clipping nor noise and cannot be charged.
+    """
+
+    run: str
+    round: int
+    model_version: int
+    model: str
+    mask_seed: int
+    mask_epoch: int
+    mask_size: int
+    mask_kept: int
+    private: bool
+    steps: int
+    sampling_rate: float
+    clip_norm: float
+    noise_multiplier: float
+    learning_rate: float
+    momentum: float
+    physical_batch_size: int
+    value_coding: ValueCoding
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, expected: str) -> None:
+            if not ok:
+                raise ConfigError(f"plan: expected {expected}, got {name}={getattr(self, name)!r}")
+
+        check(0 < len(self.run) <= 200, "run", "a run name of 1 to 200 characters")
+        check(0 < len(self.model) <= 200, "model", "a model name of 1 to 200 characters")
+        check(self.round >= 1, "round", "round >= 1")
+        check(self.model_version >= 0, "model_version", "model_version >= 0")
+        check(self.steps >= 1, "steps", "steps >= 1")
+        check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling_rate <= 1")
+        check(self.clip_norm > 0 and math.isfinite(self.clip_norm), "clip_norm", "a finite clip_norm > 0")
+        check(self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "finite and >= 0")
+        check(not self.private or self.noise_multiplier > 0, "noise_multiplier", "> 0 in a private plan")
+        check(self.learning_rate > 0 and math.isfinite(self.learning_rate), "learning_rate", "finite and > 0")
+        check(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1")
+        check(self.physical_batch_size >= 1, "physical_batch_size", "physical_batch_size >= 1")
+        check(self.value_coding in get_args(ValueCoding), "value_coding", f"one of {get_args(ValueCoding)}")
+        _ = self.mask  # its own checks
+
+    @property
+    def mask(self) -> MaskSpec:
+        """The mask of this round."""
+        return MaskSpec(self.mask_seed, self.mask_epoch, self.mask_size, self.mask_kept)
+
+    @property
+    def charge(self) -> Charge | None:
+        """What this round costs a site that carries it out; None where nothing is private."""
+        if not self.private:
+            return None
+        return Charge(self.noise_multiplier, self.sampling_rate, self.steps)
+
+    def to_bytes(self) -> bytes:
+        """Return the plan as canonical JSON: sorted keys, no spaces, floats that parse back to the same bits."""
+        return json.dumps({"v": _VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RoundPlan":
+        """Parse and check a plan from the wire; anything but exactly the known fields and types is a WireError."""
+        if len(data) > _MAX_BYTES:
+            raise WireError(f"expected a plan of at most {_MAX_BYTES} bytes, got {len(data)}")
+        try:
+            raw = json.loads(data)
+        except ValueError as error:
+            raise WireError(f"plan is not JSON: {error}") from error
+        if not isinstance(raw, dict) or raw.pop("v", None) != _VERSION:
+            raise WireError(f"expected a plan of version {_VERSION}; update the older of the two sides")
+        names = {field.name for field in fields(cls)}
+        if raw.keys() != names:
+            raise WireError(f"plan has unknown or missing fields: {sorted(raw.keys() ^ names)}")
+        try:
+            return cls(**{field.name: _typed(field.name, raw[field.name], field.type) for field in fields(cls)})
+        except ConfigError as error:
+            raise WireError(str(error)) from error
+
+
+def _typed(name: str, value: Any, expected: Any) -> Any:
+    kinds: dict[Any, type] = {int: int, float: float, str: str, bool: bool, ValueCoding: str}
+    if type(value) is not kinds[expected]:
+        raise WireError(f"plan: expected {name} of type {kinds[expected].__name__}, got {value!r}")
+    return value

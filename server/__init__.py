@@ -1,0 +1,5 @@
+"""The server side: never sees data.
+
+``strategy`` is the Flower Strategy, ``app`` wires it up; the rest are small parts that know nothing of each other.
+Imports ``common`` and never ``client`` or ``simulations``. Start at ``strategy``.
+"""

@@ -1,0 +1,69 @@
+"""Aggregation over the kept coordinates: the mean over sites, and the server's optimizer."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.coding import Values
+from common.config import ServerOptimizerName
+from common.mask import Indices
+
+_ADAM_BETA2 = 0.99
+_ADAM_EPSILON = 1e-3  # FedAdam's tau (Reddi et al. 2021)
+
+
+def weighted_mean(updates: Sequence[tuple[Values, float]]) -> Values:
+    """Return sum(weight * values) / sum(weight), shape (kept,).
+
+    Summed in float64 in the order given: the same updates in the same order give the same bits.
+    """
+    total = np.zeros(updates[0][0].shape, np.float64)
+    for values, weight in updates:
+        total += weight * values.astype(np.float64)
+    mean: Values = (total / sum(weight for _, weight in updates)).astype(np.float32)
+    return mean
+
+
+class ServerOptimizer:
+    """Moves the model along the mean update, on the kept coordinates only; its state stays behind the mask too.
+
+    With u the mean update and kept coordinates throughout:
+    ``sgd``       model += learning_rate * u
+    ``momentum``  v = momentum * v + u;  model += learning_rate * v
+    ``adam``      m, v: moving averages of u and u^2, each corrected for how often that coordinate was kept so far;
+                  model += learning_rate * m / (sqrt(v) + 1e-3)
+    """
+
+    def __init__(self, name: ServerOptimizerName, learning_rate: float, momentum: float, size: int) -> None:
+        self._name = name
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+        arrays = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square", "count")}[name]
+        self.state: dict[str, NDArray[np.float32]] = {array: np.zeros(size, np.float32) for array in arrays}
+
+    def step(self, model: Values, kept: Indices, update: Values) -> Values:
+        """Return the next model; off the mask it has the bits of ``model``."""
+        moved = model.copy()
+        moved[kept] += np.float32(self._learning_rate) * self._direction(kept, update)
+        return moved
+
+    def _direction(self, kept: Indices, update: Values) -> Values:
+        state = self.state
+        match self._name:
+            case "sgd":
+                return update
+            case "momentum":
+                velocity = np.float32(self._momentum) * state["velocity"][kept] + update
+                state["velocity"][kept] = velocity
+                return velocity
+            case "adam":
+                beta1, beta2 = np.float32(self._momentum), np.float32(_ADAM_BETA2)
+                mean = beta1 * state["mean"][kept] + (1 - beta1) * update
+                square = beta2 * state["square"][kept] + (1 - beta2) * update**2
+                count = state["count"][kept] + 1
+                state["mean"][kept], state["square"][kept], state["count"][kept] = mean, square, count
+                direction: Values = (mean / (1 - beta1**count)) / (
+                    np.sqrt(square / (1 - beta2**count)) + np.float32(_ADAM_EPSILON)
+                )
+                return direction

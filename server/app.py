@@ -1,0 +1,230 @@
+"""Flower ServerApp: wires config, federation, strategy and the run's folder together."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from common import datasets, models
+from common.accounting import NEIGHBOURS, PRIVACY_UNIT, Charge, calibrate_noise_multiplier, epsilon_of
+from common.coding import Values
+from common.config import RunConfig
+from common.errors import ConfigError, ModelError
+from server.aggregate import ServerOptimizer
+from server.checkpoint import Checkpoint
+from server.evaluation import Evaluator, Score
+from server.federation import Member, join
+from server.masks import RandomMasks
+from server.privacy import PrivacyAccount
+from server.runfolder import RunFolder
+from server.runlog import Listener, RunLog
+from server.strategy import ServerState, SiteCounts, SparseDpStrategy
+from server.traffic import Traffic
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config says."""
+    run(grid, RunConfig.parse(_plain(context.run_config)))
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a finished run leaves."""
+
+    folder: Path
+    model: Values
+    accuracy: float | None
+    epsilon: float | None
+    uplink_bytes: int
+    uplink_saving: float
+    seconds: float
+
+
+def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> RunResult:
+    """Run, or resume, a federation over ``grid`` and return its result."""
+    evaluate = _evaluation(config)
+    initial = models.initial_vector(config.model, config.seed)
+    noise_multiplier = _noise_multiplier(config)
+    # Everything that can be wrong with a config has been tried by now: only then is a folder made and a site asked.
+    members = join(grid, config.sites, config.round_deadline)
+    folder = RunFolder.resume(config) if config.resume else RunFolder.create(config)
+    log = RunLog(folder.log, listeners)
+    try:
+        state = ServerState(
+            ServerOptimizer(
+                config.server_optimizer, config.server_learning_rate, config.server_momentum, initial.size
+            ),
+            PrivacyAccount(config.delta, config.accountant),
+            Traffic(initial.size),
+        )
+        if config.resume:
+            initial = _restore(state, Checkpoint.load(folder.checkpoint), initial, log)
+            log.write("resume", round=state.rounds_done + 1, time=time.time())
+        else:
+            _log_start(log, folder, config, noise_multiplier, members, initial, evaluate)
+        latest: list[Values] = [initial]
+
+        def save(model: Values) -> None:
+            latest[0] = model
+            _checkpoint(state, model, log).save(folder.checkpoint)
+
+        save(initial)
+        strategy = SparseDpStrategy(
+            run_name=folder.name,
+            config=config,
+            noise_multiplier=noise_multiplier,
+            members=members,
+            masks=RandomMasks(config.seed, initial.size, config.schedule),
+            state=state,
+            log=log,
+            evaluate=evaluate,
+            save=save,
+        )
+        strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
+        return _finish(log, folder, config, state, strategy, latest[0], evaluate)
+    finally:
+        log.close()
+
+
+def _plain(mapping: Mapping[str, object]) -> dict[str, bool | int | float | str]:
+    return {key: value for key, value in mapping.items() if isinstance(value, bool | int | float | str)}
+
+
+def _evaluation(config: RunConfig) -> Callable[[Values], Score | None]:
+    if not config.evaluate_every:
+        return lambda model: None
+    return Evaluator(config.model, datasets.load(config.dataset)).score
+
+
+def _noise_multiplier(config: RunConfig) -> float:
+    """Return the noise of the whole run: as given, or just enough for the budget if every round asks every site."""
+    if not config.private:
+        return 0.0
+    steps = config.rounds * config.steps_per_round
+    if not config.noise_multiplier:
+        return calibrate_noise_multiplier(
+            epsilon=config.epsilon,
+            delta=config.delta,
+            sampling_rate=config.sampling_rate,
+            steps=steps,
+            accountant=config.accountant,
+        )
+    charge = Charge(config.noise_multiplier, config.sampling_rate, steps)
+    cost = epsilon_of((charge,), config.delta, config.accountant)
+    if cost > config.epsilon:
+        raise ConfigError(
+            f"noise-multiplier={config.noise_multiplier:g} over {steps} steps costs epsilon {cost:.4g}, above "
+            f"epsilon={config.epsilon:g}: raise 'noise-multiplier' or 'epsilon', or set noise-multiplier=0 to calibrate"
+        )
+    return config.noise_multiplier
+
+
+def _restore(state: ServerState, checkpoint: Checkpoint, initial: Values, log: RunLog) -> Values:
+    if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != state.optimizer.state.keys():
+        raise ModelError("the checkpoint is of another model or server optimizer than the run config's")
+    log.rewind(checkpoint.log_position)
+    state.rounds_done, state.model_version = checkpoint.rounds_done, checkpoint.model_version
+    state.seconds = checkpoint.seconds
+    state.optimizer.state.update(checkpoint.optimizer)
+    state.privacy.restore(checkpoint.privacy)
+    state.traffic = Traffic.from_json(initial.size, checkpoint.traffic)
+    state.counts = {int(site): SiteCounts(*counts) for site, counts in checkpoint.counts.items()}
+    return checkpoint.model
+
+
+def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
+    return Checkpoint(
+        model=model,
+        rounds_done=state.rounds_done,
+        model_version=state.model_version,
+        log_position=log.position(),
+        seconds=state.seconds,
+        optimizer=state.optimizer.state,
+        privacy=state.privacy.to_json(),
+        traffic=state.traffic.to_json(),
+        counts={str(site): [counts.admitted, counts.rejected] for site, counts in state.counts.items()},
+    )
+
+
+def _log_start(
+    log: RunLog,
+    folder: RunFolder,
+    config: RunConfig,
+    noise_multiplier: float,
+    members: list[Member],
+    initial: Values,
+    evaluate: Callable[[Values], Score | None],
+) -> None:
+    score = evaluate(initial)
+    log.write(
+        "run",
+        name=folder.name,
+        version=_version(),
+        time=time.time(),
+        config=config.to_mapping(),
+        parameters=initial.size,
+        private=config.private,
+        noise_multiplier=noise_multiplier,
+        accountant=config.accountant,
+        privacy_unit=PRIVACY_UNIT,
+        neighbours=NEIGHBOURS,
+        sites=len(members),
+        planned_epsilon=config.epsilon if config.private else None,
+        initial_accuracy=score.accuracy if score else None,
+        initial_loss=score.loss if score else None,
+    )
+
+
+def _finish(
+    log: RunLog,
+    folder: RunFolder,
+    config: RunConfig,
+    state: ServerState,
+    strategy: SparseDpStrategy,
+    model: Values,
+    evaluate: Callable[[Values], Score | None],
+) -> RunResult:
+    score = evaluate(model)
+    epsilon = state.privacy.largest_epsilon() if config.private else None
+    uplink, downlink = state.traffic.uplink, state.traffic.downlink
+    masks = RandomMasks(config.seed, model.size, config.schedule)
+    kept = [masks.mask(round_number).kept for round_number in range(1, config.rounds + 1)]
+    log.write(
+        "end",
+        rounds=state.rounds_done,
+        accuracy=score.accuracy if score else None,
+        loss=score.loss if score else None,
+        epsilon=epsilon,
+        uplink=asdict(uplink.parts),
+        downlink=asdict(downlink.parts),
+        dense_uplink=uplink.dense,
+        dense_downlink=downlink.dense,
+        uplink_saving=state.traffic.uplink_saving,
+        total_density=float(np.mean(kept)) / model.size,
+        seconds=round(state.seconds, 3),
+        sites=strategy.site_table(),
+    )
+    return RunResult(
+        folder=folder.path,
+        model=model,
+        accuracy=score.accuracy if score else None,
+        epsilon=epsilon,
+        uplink_bytes=uplink.parts.total,
+        uplink_saving=state.traffic.uplink_saving,
+        seconds=state.seconds,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("fedsieve")
+    except PackageNotFoundError:  # the app runs from its bundle, without the distribution
+        return "unknown"

@@ -1,0 +1,289 @@
+"""The Flower Strategy: glue between Flower's rounds and the parts of the server."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from common import coding
+from common.coding import PartBytes, Values
+from common.config import RunConfig
+from common.plan import RoundPlan
+from common.records import Request, message_bytes
+from server.admission import AdmittedUpdate, Rejection, admit
+from server.aggregate import ServerOptimizer, weighted_mean
+from server.evaluation import Score
+from server.federation import Member, draw_cohort
+from server.masks import RandomMasks
+from server.privacy import PrivacyAccount
+from server.runlog import RunLog
+from server.traffic import Traffic
+
+_MODEL_ARRAY = "model"
+
+
+@dataclass(slots=True)
+class SiteCounts:
+    """How often a site's replies were admitted and rejected."""
+
+    admitted: int = 0
+    rejected: int = 0
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What changes from round to round, and must survive a restart."""
+
+    optimizer: ServerOptimizer
+    privacy: PrivacyAccount
+    traffic: Traffic
+    rounds_done: int = 0
+    model_version: int = 0
+    seconds: float = 0.0
+    counts: dict[int, SiteCounts] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    """What is known of a round between asking and aggregating."""
+
+    plan: RoundPlan
+    cohort: list[Member]
+    started: float
+    rejections: dict[int, Rejection] = field(default_factory=dict)
+    admitted: dict[int, AdmittedUpdate] = field(default_factory=dict)
+    abandoned: bool = False
+
+
+class SparseDpStrategy(Strategy):
+    """Asks a cohort for sparse private updates, admits them one by one, and averages them on the mask."""
+
+    def __init__(
+        self,
+        *,
+        run_name: str,
+        config: RunConfig,
+        noise_multiplier: float,
+        members: Sequence[Member],
+        masks: RandomMasks,
+        state: ServerState,
+        log: RunLog,
+        evaluate: Callable[[Values], Score | None],
+        save: Callable[[Values], None],
+    ) -> None:
+        self._run_name = run_name
+        self._config = config
+        self._noise_multiplier = noise_multiplier
+        self._members = members
+        self._masks = masks
+        self._state = state
+        self._log = log
+        self._evaluate = evaluate
+        self._save = save
+        self._model = np.empty(0, np.float32)
+        self._open: _OpenRound | None = None
+
+    def summary(self) -> None:
+        """Log what the run is, in one line."""
+        privacy = f"epsilon {self._config.epsilon:g}" if self._config.private else "NOT PRIVATE"
+        log(INFO, "fedsieve: %s, %d sites, %s", self._run_name, len(self._members), privacy)
+
+    def plan(self, round_number: int) -> RoundPlan:
+        """Return what a round asks of every site of its cohort."""
+        config, mask = self._config, self._masks.mask(round_number)
+        return RoundPlan(
+            run=self._run_name,
+            round=round_number,
+            model_version=self._state.model_version,
+            model=config.model,
+            mask_seed=mask.seed,
+            mask_epoch=mask.epoch,
+            mask_size=mask.size,
+            mask_kept=mask.kept,
+            private=config.private,
+            steps=config.steps_per_round,
+            sampling_rate=config.sampling_rate,
+            clip_norm=config.clip_norm,
+            noise_multiplier=self._noise_multiplier,
+            learning_rate=config.learning_rate,
+            momentum=config.client_momentum,
+            physical_batch_size=config.physical_batch_size,
+            value_coding=config.value_coding,
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Plan the round and address it to its cohort."""
+        self._model = _vector(arrays)
+        plan = self.plan(server_round)
+        cohort = draw_cohort(self._members, self._config.seed, server_round, self._config.cohort_size)
+        self._open = _OpenRound(plan, cohort, time.monotonic())
+        self._state.traffic.begin_round()
+        request = Request(plan.to_bytes(), coding.encode_model(self._model))
+        content = request.to_content()
+        messages = [
+            Message(content, member.node_id, "train", ttl=self._config.round_deadline, group_id=str(server_round))
+            for member in cohort
+        ]
+        # The content is the same for all: what the first message costs, every one costs.
+        payload = PartBytes(values=4 * plan.mask.size, header=len(request.plan) + len(request.model) - 4 * plan.mask.size)
+        framing = message_bytes(messages[0]) - payload.total
+        for member in cohort:
+            self._state.traffic.sent(member.site, payload + PartBytes(framing=framing))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Admit or reject every reply, then move the model along the mean of the admitted updates."""
+        current = self._open
+        assert current is not None and current.plan.round == server_round, "aggregate_train follows configure_train"
+        by_node = {member.node_id: member for member in current.cohort}
+        for reply in replies:
+            member = by_node.get(reply.metadata.src_node_id)
+            if member is not None:  # Flower delivers replies of asked nodes only; anything else is not ours to count
+                self._take_reply(current, member, reply)
+        self._charge(current)
+        for site in current.rejections.keys() - current.admitted.keys():
+            self._counts(site).rejected += 1
+        for site in current.admitted:
+            self._counts(site).admitted += 1
+        current.abandoned = len(current.admitted) < self._config.min_cohort
+        if current.abandoned:
+            return None, None
+        by_site = [member for member in current.cohort if member.site in current.admitted]
+        mean = weighted_mean([(current.admitted[m.site].values, self._weight(m)) for m in by_site])
+        model = self._state.optimizer.step(self._model, current.plan.mask.indices(), mean)
+        self._state.model_version += 1
+        return _record(model), None
+
+    def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
+        verdict = admit(reply, current.plan)
+        total = message_bytes(reply)
+        if isinstance(verdict, AdmittedUpdate):
+            parts = verdict.parts + PartBytes(framing=total - verdict.parts.total)
+        else:
+            parts = PartBytes(framing=total)
+        self._state.traffic.received(member.site, parts)
+        if member.site in current.admitted:
+            current.rejections[member.site] = Rejection("a second reply to the same round")
+        elif isinstance(verdict, Rejection):
+            current.rejections[member.site] = verdict
+        else:
+            current.admitted[member.site] = verdict
+
+    def _charge(self, current: _OpenRound) -> None:
+        """Charge every site that was asked, unless it said that it refused."""
+        charge = current.plan.charge
+        for member in current.cohort:
+            if member.site not in current.admitted and member.site not in current.rejections:
+                current.rejections[member.site] = Rejection(f"no reply within {self._config.round_deadline:g} s")
+            rejection = current.rejections.get(member.site)
+            refused = rejection is not None and not rejection.spent and member.site not in current.admitted
+            if charge is not None and not refused:
+                self._state.privacy.charge(member.site, charge)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nothing: a site tells nothing but its update, so the server evaluates on its own test set."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Have nothing to aggregate."""
+        return None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds that are still to do, up to ``num_rounds``; checkpoint and log after each.
+
+        Flower's own loop always begins at round 1; this one goes on where a checkpoint left off.
+        """
+        self.summary()
+        arrays = initial_arrays
+        for round_number in range(self._state.rounds_done + 1, num_rounds + 1):
+            messages = self.configure_train(round_number, arrays, train_config or ConfigRecord(), grid)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            aggregated, _ = self.aggregate_train(round_number, replies)
+            arrays = aggregated if aggregated is not None else arrays
+            self._close_round(round_number, _vector(arrays))
+        return Result(arrays=arrays)
+
+    def _close_round(self, round_number: int, model: Values) -> None:
+        current, state, config = self._open, self._state, self._config
+        assert current is not None
+        due = config.evaluate_every and (round_number % config.evaluate_every == 0 or round_number == config.rounds)
+        score = self._evaluate(model) if due else None
+        seconds = time.monotonic() - current.started
+        state.rounds_done = round_number
+        state.seconds += seconds
+        mask = current.plan.mask
+        self._log.write(
+            "round",
+            round=round_number,
+            epoch=mask.epoch,
+            density=mask.kept / mask.size,
+            kept=mask.kept,
+            cohort=[member.site for member in current.cohort],
+            admitted=len(current.admitted),
+            rejections=[{"site": s, "reason": r.reason} for s, r in sorted(current.rejections.items())],
+            abandoned=current.abandoned,
+            accuracy=score.accuracy if score else None,
+            loss=score.loss if score else None,
+            epsilon=state.privacy.largest_epsilon() if config.private else None,
+            uplink=asdict(state.traffic.round_uplink.parts),
+            downlink=asdict(state.traffic.round_downlink.parts),
+            dense_uplink=state.traffic.round_uplink.dense,
+            dense_downlink=state.traffic.round_downlink.dense,
+            seconds=round(seconds, 3),
+        )
+        self._save(model)
+
+    def _weight(self, member: Member) -> float:
+        return float(member.declared_size) if self._config.weighting == "size" else 1.0
+
+    def _counts(self, site: int) -> SiteCounts:
+        return self._state.counts.setdefault(site, SiteCounts())
+
+    def site_table(self) -> list[dict[str, Any]]:
+        """Return one row per site for the end of the log."""
+        state = self._state
+        rows = []
+        for member in self._members:
+            traffic, counts = state.traffic.sites.get(member.site), self._counts(member.site)
+            rows.append(
+                {
+                    "site": member.site,
+                    "epsilon": state.privacy.epsilon(member.site) if self._config.private else None,
+                    "uplink": traffic.uplink if traffic else 0,
+                    "downlink": traffic.downlink if traffic else 0,
+                    "admitted": counts.admitted,
+                    "rejected": counts.rejected,
+                }
+            )
+        return rows
+
+
+def _record(model: Values) -> ArrayRecord:
+    return ArrayRecord({_MODEL_ARRAY: Array(model)})
+
+
+def _vector(arrays: ArrayRecord) -> Values:
+    vector: Values = arrays[_MODEL_ARRAY].numpy()
+    return vector

@@ -1,0 +1,119 @@
+"""What a person sees while a simulation runs: a progress bar on a terminal, a line a round elsewhere."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from common.coding import PartBytes
+from common.config import RunConfig
+from server.app import RunResult
+from server.runlog import Event
+
+
+class RunDisplay:
+    """Follows the events of a run."""
+
+    def __init__(self, config: RunConfig, console: Console | None = None) -> None:
+        self._config = config
+        self._console = console or Console()
+        self._progress = Progress(
+            TextColumn("[bold]round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting ...", total=config.rounds)
+        self._uplink = self._dense = 0
+        self._folder: Path | None = None
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event) -> None:
+        """Show one event of the run log."""
+        match event["event"]:
+            case "run":
+                self._folder = Path(self._config.out) / event["name"]
+                self._say(f"{event['name']}: {event['sites']} sites, {event['parameters']:,} parameters, {self._privacy(event)}")
+            case "resume":
+                self._folder = Path(self._config.out) / self._config.run_name
+                self._progress.update(self._task, completed=event["round"] - 1)
+                self._say(f"{self._config.run_name}: going on at round {event['round']}")
+            case "round":
+                self._show_round(event)
+
+    def _show_round(self, event: Event) -> None:
+        self._uplink += PartBytes(**event["uplink"]).total
+        self._dense += event["dense_uplink"]
+        parts = [f"accuracy {event['accuracy']:.2%}" if event["accuracy"] is not None else "accuracy -"]
+        parts.append(f"epsilon {event['epsilon']:.2f}" if event["epsilon"] is not None else "[red]not private[/red]")
+        parts.append(f"uplink {megabytes(self._uplink)} ({self._dense / max(1, self._uplink):.1f}x less than dense)")
+        line = ", ".join(parts)
+        self._progress.update(self._task, completed=event["round"], description=line)
+        if not self._console.is_terminal:
+            self._say(f"round {event['round']}/{self._config.rounds}: {line}")
+        for rejection in event["rejections"]:
+            self._say(f"[yellow]round {event['round']}: site {rejection['site']} rejected: {rejection['reason']}")
+        if event["abandoned"]:
+            self._say(f"[red]round {event['round']} abandoned: {event['admitted']} replies, model unchanged")
+
+    def interrupted(self) -> None:
+        """Say how an interrupted run goes on."""
+        self._progress.stop()
+        if self._folder is None:
+            self._say("stopped before the first round; nothing was written")
+        else:
+            self._say(f"stopped; go on with: fedsieve simulate --resume {self._folder}")
+
+    def finished(self, result: RunResult, report: Path) -> None:
+        """Print the closing summary and the line for scripts."""
+        seconds = time.monotonic() - self._started
+        table = Table(show_header=False, box=None, pad_edge=False)
+        accuracy = "not measured" if result.accuracy is None else f"{result.accuracy:.2%}"
+        table.add_row("test accuracy", accuracy)
+        if result.epsilon is None:
+            table.add_row("privacy", "[red]NOT PRIVATE: no clipping, no noise[/red]")
+        else:
+            promise = f"epsilon {result.epsilon:.3f} at delta {self._config.delta:g}"
+            table.add_row("privacy", f"{promise}, per record (add or remove one), for every site")
+        table.add_row("uplink", f"{megabytes(result.uplink_bytes)}, {result.uplink_saving:.2f}x less than dense float32")
+        table.add_row("time", f"{seconds:.1f} s")
+        table.add_row("run", str(result.folder))
+        table.add_row("report", str(report))
+        self._console.print(table)
+        # Not through rich: scripts read this line, and it must never be wrapped.
+        figures = {
+            "accuracy": "none" if result.accuracy is None else f"{result.accuracy:.4f}",
+            "epsilon": "none" if result.epsilon is None else f"{result.epsilon:.4f}",
+            "uplink_saving": f"{result.uplink_saving:.3f}",
+            "seconds": f"{seconds:.1f}",
+        }
+        print("BAR " + " ".join(f"{name}={value}" for name, value in figures.items()))
+
+    def _privacy(self, event: Event) -> str:
+        if not event["private"]:
+            return "[red]NOT PRIVATE[/red]"
+        return f"epsilon {event['planned_epsilon']:g} at delta {self._config.delta:g} (noise multiplier {event['noise_multiplier']:.3f})"
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes for people."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

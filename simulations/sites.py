@@ -1,0 +1,74 @@
+"""Simulated sites: one process plays many of them, on shares of one data set."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from flwr.app import Context
+
+from client.data import SiteData
+from client.site import Site, Workbench
+from common import datasets
+from common.config import ConfigValue, RunConfig
+from common.datasets import Dataset
+from common.errors import FederationError
+from common.mask import Indices
+from simulations.partition import split
+from simulations.seeded import SeededRandomness
+
+
+class SimulatedSites:
+    """All sites of a simulation, as this process sees them: shared data, one workbench, seeded randomness."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, shares: list[Indices]) -> None:
+        self._dataset = dataset
+        self.shares = shares
+        self._seed = config.seed
+        self._workbench = Workbench(config.device)
+
+    @classmethod
+    def of(cls, config: RunConfig, sites: int, dataset: Dataset | None = None) -> "SimulatedSites":
+        """Load and split the data set that the config names."""
+        dataset = dataset or datasets.load(config.dataset)
+        return cls(config, dataset, split(dataset.train_targets, sites, config.partition, config.seed))
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many records each site has."""
+        return [int(share.size) for share in self.shares]
+
+    def site(self, number: int) -> Site:
+        """Return a site; it is cheap, since it owns nothing but its row numbers."""
+        if not 0 <= number < len(self.shares):
+            raise FederationError(f"expected a site number from 0 to {len(self.shares) - 1}, got {number}")
+        rows = self.shares[number]
+        data = SiteData(self._dataset.train_inputs, self._dataset.train_targets, rows, declared_size=rows.size)
+        return Site(data, SeededRandomness(self._seed, number), self._workbench)
+
+
+_provided: SimulatedSites | None = None
+
+
+def provide(sites: SimulatedSites) -> None:
+    """Have this process open these sites whatever a message's run config says: an engine has prepared them."""
+    global _provided
+    _provided = sites
+
+
+def open_site(context: Context) -> Site:
+    """Open the site of a Flower context: the hook that ``client.app`` finds under ``fedsieve.sites``."""
+    number, count = context.node_config.get("partition-id"), context.node_config.get("num-partitions")
+    if not isinstance(number, int) or not isinstance(count, int):
+        raise FederationError(
+            "this node has no site daemon and is not part of a simulation: expected 'partition-id' and "
+            f"'num-partitions' in the node config, got {dict(context.node_config)!r}"
+        )
+    return (_provided or _sites_of(_frozen(context.run_config), count)).site(number)
+
+
+def _frozen(run_config: Mapping[str, object]) -> tuple[tuple[str, ConfigValue], ...]:
+    return tuple(sorted((k, v) for k, v in run_config.items() if isinstance(v, bool | int | float | str)))
+
+
+@lru_cache(maxsize=1)
+def _sites_of(run_config: tuple[tuple[str, ConfigValue], ...], count: int) -> SimulatedSites:
+    return SimulatedSites.of(RunConfig.parse(dict(run_config)), count)

@@ -1,0 +1,386 @@
+"""The report: nothing invented, nothing hidden, nothing from the log taken for markup."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import RunFolderError
+from server.runlog import RunLog
+from simulations.charts import Axis, Bar, Point, Series, line_chart, nice_ticks, stacked_bars
+from simulations.report import load_run, write_report
+
+_VOID = {"meta", "br", "hr", "img", "link", "input"}
+_EVIL = '<script>alert("x")</script>&</title>'
+
+
+class _Page(HTMLParser):
+    """Collects elements and text, and fails on the first tag that does not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.append((self.open[-1], data))
+
+    def text(self, tag: str | None = None) -> str:
+        return " ".join(text for parent, text in self.texts if parent != "style" and tag in (None, parent))
+
+    def count(self, tag: str, css_class: str | None = None) -> int:
+        return len([1 for name, attrs in self.elements if name == tag and css_class in (None, attrs.get("class"))])
+
+
+def _start(**changes: Any) -> dict[str, Any]:
+    config = {"name": "cooling", "rounds": 4, "delta": 1e-5, "final-density": 0.3, "private": True}
+    return {
+        "name": "cooling",
+        "version": "0.1.0",
+        "time": 1_700_000_000.0,
+        "config": config | changes.pop("config", {}),
+        "parameters": 1000,
+        "private": True,
+        "noise_multiplier": 1.127,
+        "accountant": "rdp",
+        "privacy_unit": "record",
+        "neighbours": "add or remove one record",
+        "sites": 2,
+        "planned_epsilon": 7.0,
+        "initial_accuracy": 0.1,
+        "initial_loss": 2.3,
+    } | changes
+
+
+def _round(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "round": number,
+        "epoch": number - 1,
+        "density": 0.5,
+        "kept": 500,
+        "cohort": ["a", "b"],
+        "admitted": 2,
+        "rejections": [],
+        "abandoned": False,
+        "accuracy": 0.5 + number / 100,
+        "loss": 1.0,
+        "epsilon": 1.5 * number,
+        "uplink": {"index": 100, "values": 4000, "header": 40, "framing": 60},
+        "downlink": {"index": 0, "values": 8000, "header": 40, "framing": 60},
+        "dense_uplink": 8400,
+        "dense_downlink": 8000,
+        "seconds": 2.5,
+    } | changes
+
+
+def _end(rounds: int, **changes: Any) -> dict[str, Any]:
+    site = {"epsilon": 6.0, "uplink": 2100 * rounds, "downlink": 4050 * rounds, "admitted": rounds, "rejected": 0}
+    return {
+        "rounds": rounds,
+        "accuracy": 0.774,
+        "loss": 0.6,
+        "epsilon": 6.0,
+        "uplink": 4200 * rounds,
+        "downlink": 8100 * rounds,
+        "dense_uplink": 8400 * rounds,
+        "dense_downlink": 8000 * rounds,
+        "uplink_saving": 2.0,
+        "total_density": 0.5,
+        "seconds": 10.0,
+        "sites": [{"site": name, **site} for name in ("a", "b")],
+    } | changes
+
+
+def _write(
+    folder: Path, start: dict[str, Any] | None, rounds: list[dict[str, Any]], end: dict[str, Any] | None
+) -> Path:
+    log = RunLog(folder / "run.jsonl")
+    if start is not None:
+        log.write("run", **start)
+    for one in rounds:
+        log.write("round", **one)
+    if end is not None:
+        log.write("end", **end)
+    log.close()
+    return folder
+
+
+def _finished(folder: Path, rounds: int = 4, **changes: Any) -> Path:
+    return _write(folder, _start(**changes), [_round(number) for number in range(1, rounds + 1)], _end(rounds))
+
+
+def _public(folder: Path) -> Path:
+    start = _start(name="open", private=False, planned_epsilon=None, noise_multiplier=0.0, config={"private": False})
+    end = _end(4, epsilon=None)
+    end["sites"] = [site | {"epsilon": None} for site in end["sites"]]
+    return _write(folder, start, [_round(number, epsilon=None) for number in range(1, 5)], end)
+
+
+def _report(tmp_path: Path, *folders: Path) -> _Page:
+    return _Page(write_report(folders, tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+
+
+def _charts(tmp_path: Path, *folders: Path) -> dict[str, str]:
+    """Return title -> figure, as text."""
+    html = write_report(folders, tmp_path / "report.html").read_text(encoding="utf-8")
+    figures = re.findall(r"<figure>.*?</figure>", html, re.S)
+    return {re.search(r"<h2>([^<]*?) ?<", figure)[1]: figure for figure in figures}  # type: ignore[index]
+
+
+def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> None:
+    page = _report(tmp_path, _finished(tmp_path / "run"))
+    words = page.text()
+    assert "77.4 % test accuracy at (epsilon 6.00, delta" in words
+    assert "per record; uplink 16.8 kB, 2x less than dense" in words
+    assert "of 7.00 planned, delta 1e-05" in words
+    assert "1.01x more than dense (32 kB)" in words  # downlink
+    assert "each record of each site, against everyone who sees the uploads of that site, including the server" in words
+    assert "rdp; noise multiplier 1.127" in words
+    assert "not private" not in words.lower()
+    assert "unfinished" not in words
+
+
+def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None:
+    folder = _finished(tmp_path / "run")
+    html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    page = _Page(html)
+    assert not re.search(r"https?://|//\w|@import|url\(", html)
+    assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.elements)
+    charts = [attrs for tag, attrs in page.elements if tag == "svg"]
+    assert len(charts) == 6
+    for attrs in charts:
+        assert attrs["role"] == "img"
+        assert re.search(r"first .*\d.*, last .*\d.*, highest .*\d", attrs["aria-label"] or "")
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 70])
+def test_every_round_is_one_point_in_each_chart(tmp_path: Path, rounds: int) -> None:
+    charts = _charts(tmp_path, _finished(tmp_path / "run", rounds))
+    for title in ("Test accuracy", "Accuracy for the bytes", "Epsilon spent", "Density"):
+        assert charts[title].count('class="point"') == rounds, title
+    for title in ("Uplink per round", "Downlink per round"):
+        assert charts[title].count('class="bar"') == rounds, title
+        assert charts[title].count('class="level c0"') == 1, "the dense price"
+    assert (
+        "round 1: 4.2 kB (values 4 kB, index 100 B, header 40 B, framing 60 B; dense 8.4 kB)"
+        in charts["Uplink per round"]
+    )
+    assert "planned 7.00" in charts["Epsilon spent"]
+    assert not re.search(r"\b(nan|inf)\b", "".join(charts.values()))
+
+
+def test_rounds_without_evaluation_are_gaps_not_zeros(tmp_path: Path) -> None:
+    rounds = [_round(1), _round(2, accuracy=None), _round(3, accuracy=float("nan")), _round(4), _round(5)]
+    folder = _write(tmp_path / "run", _start(), rounds, _end(5))
+    assert [one.accuracy for one in load_run(folder).rounds] == [0.51, None, None, 0.54, 0.55]
+    chart = _charts(tmp_path, folder)["Test accuracy"]
+    assert chart.count('class="point"') == 3
+    assert re.search(r'class="line" d="M[^M]*"', chart), "one solid piece, from round 4 to round 5"
+    assert re.search(r'class="bridge" d="M[^M]*"', chart), "one dotted piece, from round 1 to round 4"
+    assert "0.0 %" not in chart.replace("10.0 %", "")
+
+
+def test_a_run_without_rounds_has_a_report(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "run", _start(initial_accuracy=None), [], None)
+    page = _report(tmp_path, folder)
+    words = page.text()
+    assert "No accuracy measured" in words and "nothing uploaded yet" in words and "epsilon 0.00" in words
+    assert words.count("Nothing measured yet") == 6
+    assert page.count("circle") == 0
+
+
+def test_a_missing_epsilon_of_a_private_run_is_not_shown_as_zero(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "run", _start(), [_round(1, epsilon=None)], None)
+    words = _report(tmp_path, folder).text()
+    assert "epsilon unknown" in words and "epsilon 0.00" not in words
+
+
+def test_printed_epsilon_is_never_below_the_spent_one(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "run", _start(), [_round(1)], _end(1, epsilon=5.9901))
+    assert "(epsilon 6.00," in _report(tmp_path, folder).text()
+    exact = _write(tmp_path / "exact", _start(), [_round(1)], _end(1, epsilon=5.99))
+    assert "(epsilon 5.99," in _report(tmp_path, exact).text()
+
+
+def test_text_from_the_log_is_never_markup(tmp_path: Path) -> None:
+    rejections = [{"site": _EVIL, "reason": _EVIL + "\ud800"}]
+    start = _start(
+        name=_EVIL, privacy_unit=_EVIL, neighbours=_EVIL, accountant=_EVIL, version=_EVIL, config={_EVIL: _EVIL}
+    )
+    end = _end(2)
+    end["sites"][0]["site"] = _EVIL
+    evil = _write(tmp_path / "evil", start, [_round(1, rejections=rejections), _round(2)], end)
+    for folders in ([evil], [evil, _finished(tmp_path / "run")]):
+        page = _report(tmp_path, *folders)
+        assert page.count("script") == 0
+        assert page.text().count(_EVIL) >= 5, "shown as text"
+    assert any(_EVIL in text for tag, text in page.texts if tag == "td")
+
+
+def test_a_run_that_is_not_private_says_so_everywhere(tmp_path: Path) -> None:
+    page = _report(tmp_path, _public(tmp_path / "run"))
+    titles = [text for tag, text in page.texts if tag == "title"]
+    assert "not private" in titles[0]
+    assert "Not private: 77.4 % test accuracy without any privacy" in page.text("p")
+    assert "This run is not private." in page.text("strong")
+    badges = [text for tag, text in page.texts if tag == "span" and text == "not private"]
+    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 6 + 6
+    assert all("(not private)" in (attrs["aria-label"] or "") for tag, attrs in page.elements if tag == "svg")
+    assert "Who is protected" not in page.text()
+    assert "Nothing measured, not private" in page.text("text")
+
+
+def test_unclear_privacy_counts_as_not_private(tmp_path: Path) -> None:
+    assert not load_run(_finished(tmp_path / "run", private="false")).private
+
+
+def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
+    rounds = [_round(1), _round(2, accuracy=None, density=0.2)]
+    folder = _write(tmp_path / "run", _start(), rounds, None)
+    with (folder / "run.jsonl").open("ab") as file:
+        file.write(b'{"event":"round","rou')  # killed while writing
+    run = load_run(folder)
+    assert not run.finished
+    assert (run.accuracy, run.epsilon, run.uplink, run.dense_uplink, run.seconds) == (0.51, 3.0, 8400, 16800, 5.0)
+    assert run.total_density == pytest.approx(0.35)
+    words = _report(tmp_path, folder).text()
+    assert "so far (unfinished, 2 of 4 rounds)" in words
+    assert "Sites are summed up when the run ends." in words
+
+
+def test_an_end_before_a_resume_is_not_the_end(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "run", _start(), [_round(1)], _end(1))
+    log = RunLog(folder / "run.jsonl")
+    log.write("resume", round=2, time=1.0)
+    log.write("round", **_round(2))
+    log.close()
+    run = load_run(folder)
+    assert (run.finished, run.resumed, len(run.rounds)) == (False, 1, 2)
+
+
+def test_totals_may_come_split_by_part(tmp_path: Path) -> None:
+    split = {"index": 1, "values": 2, "header": 3, "framing": 4}
+    assert load_run(_write(tmp_path / "run", _start(), [_round(1)], _end(1, uplink=split))).uplink == 10
+
+
+def test_rejections_and_abandoned_rounds_are_listed_and_marked(tmp_path: Path) -> None:
+    late = [{"site": "b", "reason": "no reply within 600 s"}]
+    rounds = [_round(1), _round(2, rejections=late, abandoned=True, admitted=0), _round(3)]
+    folder = _write(tmp_path / "run", _start(), rounds, _end(3))
+    page = _report(tmp_path, folder)
+    assert "2 all round abandoned: too few replies, model unchanged 2 b no reply within 600 s" in page.text("td")
+    assert "round 2 was abandoned" in page.text("title")
+    assert "abandoned" not in _report(tmp_path, _finished(tmp_path / "calm")).text().replace(
+        "no round was abandoned", ""
+    )
+
+
+@pytest.mark.parametrize(("sites", "shown", "note"), [(50, 50, None), (53, 50, "And 3 more sites.")])
+def test_long_site_tables_are_cut_and_say_so(tmp_path: Path, sites: int, shown: int, note: str | None) -> None:
+    rows = [{**_end(1)["sites"][0], "site": f"hospital-{number}"} for number in range(sites)]
+    words = _report(tmp_path, _write(tmp_path / "run", _start(), [_round(1)], _end(1, sites=rows))).text()
+    assert words.count("hospital-") == shown
+    assert ("more sites" in words) == (note is not None)
+    assert note is None or note in words
+
+
+def test_comparison_shows_what_differs_and_only_that(tmp_path: Path) -> None:
+    one = _finished(tmp_path / "one")
+    two = _finished(tmp_path / "two", rounds=3, name="dense", config={"final-density": 1.0, "extra": True})
+    html = write_report([one, two], tmp_path / "report.html").read_text(encoding="utf-8")
+    section = re.search(r"What differs in the configuration</h2>(.*?)</section>", html, re.S)
+    assert section is not None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", section[1])
+    assert cells == ["final-density", "0.3", "1.0", "extra", "\N{EN DASH}", "true"]
+    page = _Page(html)
+    assert page.count("tr", "swatch c1") == page.count("tr", "swatch c2") == 1
+    for title, figure in _charts(tmp_path, one, two).items():
+        assert figure.count('class="point"') == 4 + 3, title
+        assert figure.count('class="series') == 2, title
+
+
+def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None:
+    page = _report(tmp_path, _finished(tmp_path / "one"), _public(tmp_path / "two"))
+    assert "2 runs compared (1 of 2 not private)" in page.text("title")
+    assert page.text().count("1 of 2 not private") >= 1 + 1 + 6
+    assert "open (not private), 77.4 % without any privacy" in page.text("p")
+    assert page.text("li").count("open (not private)") == 6
+    assert "Not private: open." in page.text("strong")
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    words = _report(tmp_path, _finished(tmp_path / "one"), _finished(tmp_path / "two")).text("td")
+    assert f"cooling in {tmp_path / 'one'}" in words and f"cooling in {tmp_path / 'two'}" in words
+
+
+def test_a_run_without_a_name_is_called_after_its_folder(tmp_path: Path) -> None:
+    assert load_run(_finished(tmp_path / "nameless", name="")).name == "nameless"
+
+
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"has no run\.jsonl: expected the folder of a run"):
+        load_run(tmp_path)
+    with pytest.raises(RunFolderError, match="no 'run' event"):
+        load_run(_write(tmp_path / "headless", None, [_round(1)], None))
+    with pytest.raises(RunFolderError, match="at least one run folder"):
+        write_report([], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [{"accuracy": "high"}, {"uplink": {"values": 1}}, {"rejections": None}, {"rejections": [1]}]
+)
+def test_events_that_break_the_schema_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
+    with pytest.raises(RunFolderError, match="does not follow the schema"):
+        load_run(_write(tmp_path / "run", _start(), [_round(1, **damage)], None))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 8, [0, 2, 4, 6, 8]), (0.351, 0.802, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]), (5, 5, [5, 6]), (0, 0, [0, 0.2])],
+)
+def test_ticks_are_round_and_enclose_the_data(low: float, high: float, ticks: list[float]) -> None:
+    assert nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_ticks_of_rounds_are_whole() -> None:
+    assert nice_ticks(0.5, 3.5, whole=True) == [0, 1, 2, 3, 4]
+
+
+def test_points_lie_where_their_values_are() -> None:
+    axis = Axis("v", lambda value: f"{value:g}")
+    points = [Point(0, 0.0, ""), Point(1, 5.0, ""), Point(2, 10.0, ""), Point(3, None, "")]
+    drawing = line_chart("a", [Series("s", points, 1)], Axis("round", str, whole=True), axis)
+    across = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawing)]
+    down = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawing)]
+    assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.2) and across[0] < across[1]
+    assert down[0] - down[1] == pytest.approx(down[1] - down[2], abs=0.2) and down[2] < down[1]
+
+
+def test_parts_of_a_bar_stand_on_each_other_in_proportion() -> None:
+    axis = Axis("v", lambda value: f"{value:g}")
+    drawing = stacked_bars("a", [Bar(1, (30, 10), "tip")], Axis("round", str, whole=True), axis)
+    (low_y, low_height), (high_y, high_height) = [
+        (float(y), float(height))
+        for y, height in re.findall(r'<rect[^>]* y="([\d.]+)"[^>]* height="([\d.]+)"', drawing)
+    ]
+    assert low_height == pytest.approx(3 * high_height, abs=0.05)
+    assert high_y + high_height == pytest.approx(low_y, abs=0.02)
