@@ -72,7 +72,9 @@ class _PlainSum:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self._model.gradient.zero_()
-        for chunk, chunk_targets in zip(inputs.split(self._chunk), targets.split(self._chunk), strict=True):
+        for chunk, chunk_targets in zip(
+            torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True
+        ):
             if len(chunk):
                 module = self._model.module
                 sample_losses(module, module(chunk), chunk_targets).sum().backward()  # type: ignore[no-untyped-call]

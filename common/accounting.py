@@ -86,7 +86,8 @@ class PrvAccountant:
 
         accountant = PRVAccountant()
         accountant.history = [(c.noise_multiplier, c.sampling_rate, c.steps) for c in history]
-        return max(0.0, float(accountant.get_epsilon(delta=delta)))
+        with np.errstate(divide="ignore"):  # log(1 - q) is -inf, rightly so, where q is 1
+            return max(0.0, float(accountant.get_epsilon(delta=delta)))
 
 
 _ACCOUNTANTS: dict[AccountantName, Accountant] = {"rdp": RdpAccountant(), "prv": PrvAccountant()}

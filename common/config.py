@@ -125,7 +125,9 @@ class RunConfig:
                 raise ConfigError(f"unknown run-config key {key!r}{_did_you_mean(key, by_key)}")
         missing = sorted(by_key.keys() - mapping.keys())
         if missing:
-            raise ConfigError(f"run config lacks {', '.join(missing)}: give them, or start from pyproject.toml's defaults")
+            raise ConfigError(
+                f"run config lacks {', '.join(missing)}: give them, or start from pyproject.toml's defaults"
+            )
         return cls(**{f.name: _typed(key, mapping[key], f.type) for key, f in by_key.items()})
 
     def to_mapping(self) -> dict[str, ConfigValue]:
@@ -166,7 +168,7 @@ def _did_you_mean(key: str, known: Mapping[str, Any]) -> str:
     return f": did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(sorted(known))}"
 
 
-def _typed(key: str, value: ConfigValue, expected: Any) -> ConfigValue:
+def _typed(key: str, value: ConfigValue, expected: Any) -> Any:
     if get_origin(expected) is Literal:
         if value not in get_args(expected):
             raise ConfigError(f"expected {key} to be one of {', '.join(get_args(expected))}, got {value!r}")

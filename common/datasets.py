@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from common.errors import DatasetError
 
-_SHIPPED = Path(__file__).resolve().parent.parent / "simulations" / "data"
+SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "simulations" / "data"
 _IDX_FILES = {
     "train_inputs": "train-images-idx3-ubyte.gz",
     "train_targets": "train-labels-idx1-ubyte.gz",
@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 
 
 def load(name: str) -> Dataset:
-    """Read a data set by name, .npz file, folder of IDX files, or ``package.module:function`` that returns a Dataset."""
+    """Read a data set by name, .npz file, folder of IDX files, or ``package.module:function`` returning a Dataset."""
     path = Path(name)
     if path.suffix == ".npz":
         return _read_npz(path)
@@ -71,7 +71,7 @@ def load(name: str) -> Dataset:
     if "/" in name:
         return _read_idx_folder(path)
     tried = []
-    for candidate in (_SHIPPED / f"{name}.npz", cache_folder() / f"{name}.npz"):
+    for candidate in (SHIPPED_FOLDER / f"{name}.npz", cache_folder() / f"{name}.npz"):
         if candidate.exists():
             return _read_npz(candidate)
         tried.append(candidate)

@@ -1,6 +1,7 @@
 """Masks: which coordinates move during an epoch, derived by every side from one public seed."""
 
 import hashlib
+import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,7 +59,9 @@ class MaskSpec:
         return _draw(self)
 
     def _hash(self) -> bytes:
-        return hashlib.sha256(_PROTOCOL_TAG + struct.pack("<QQQQ", self.seed, self.epoch, self.size, self.kept)).digest()
+        return hashlib.sha256(
+            _PROTOCOL_TAG + struct.pack("<QQQQ", self.seed, self.epoch, self.size, self.kept)
+        ).digest()
 
     def _key(self) -> int:
         # `kept` stays out of the key: with the same seed and epoch a denser mask contains every sparser one.
@@ -66,13 +69,13 @@ class MaskSpec:
         return int.from_bytes(hashlib.sha256(name).digest()[:16], "little")
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _draw(spec: MaskSpec) -> Indices:
     if spec.kept == spec.size:
         indices = np.arange(spec.size, dtype=np.int64)
     else:
         words = np.random.Philox(key=spec._key(), counter=0).random_raw(spec.size)
-        threshold = np.partition(words, spec.kept - 1)[spec.kept - 1]
+        threshold = _kth_smallest(words, spec.kept)
         indices = np.flatnonzero(words <= threshold)
         if indices.size > spec.kept:  # ties at the threshold: the earliest of them stay
             ties = np.flatnonzero(words == threshold)
@@ -81,3 +84,21 @@ def _draw(spec: MaskSpec) -> Indices:
         indices = indices.astype(np.int64, copy=False)
     indices.setflags(write=False)
     return indices
+
+
+def _kth_smallest(words: NDArray[np.uint64], kth: int) -> np.uint64:
+    """Return the ``kth`` smallest (from 1) of uniform words.
+
+    It lies within 8 standard deviations of where uniform words put it, so a partition of that narrow band nearly
+    always does; a partition of all words, several times slower, serves where it does not.
+    """
+    fraction = kth / words.size
+    spread = 8 * math.sqrt(fraction * (1 - fraction) / words.size)
+    low = np.uint64(int(max(0.0, fraction - spread) * (2**64 - 2**11)))
+    high = np.uint64(int(min(1.0, fraction + spread) * (2**64 - 2**11)))
+    before = int(np.count_nonzero(words < low))
+    band = words[(words >= low) & (words <= high)]
+    rank = kth - 1 - before
+    if not 0 <= rank < band.size:
+        rank, band = kth - 1, words
+    return np.uint64(np.partition(band, rank)[rank])

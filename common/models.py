@@ -1,6 +1,7 @@
 """The model zoo, a user's own models, and a module whose parameters are one flat vector."""
 
 import importlib
+import itertools
 import math
 from collections.abc import Callable
 
@@ -62,7 +63,7 @@ def mlp(widths: str) -> nn.Module:
     if len(sizes) < 2 or min(sizes) < 1:
         raise ModelError(f"expected at least two widths of 1 or more, like 784-10, got {widths!r}")
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 
@@ -141,7 +142,7 @@ class FlatModel:
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters of this model's shapes as views of ``flat`` (d,)."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = flat.split(sizes)
+        pieces = torch.split(flat, sizes)
         return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
 
 

@@ -51,10 +51,12 @@ class RoundPlan:
         check(self.model_version >= 0, "model_version", "model_version >= 0")
         check(self.steps >= 1, "steps", "steps >= 1")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling_rate <= 1")
-        check(self.clip_norm > 0 and math.isfinite(self.clip_norm), "clip_norm", "a finite clip_norm > 0")
-        check(self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "finite and >= 0")
+        check(0 < self.clip_norm < math.inf, "clip_norm", "a finite clip_norm > 0")
+        check(
+            self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "finite and >= 0"
+        )
         check(not self.private or self.noise_multiplier > 0, "noise_multiplier", "> 0 in a private plan")
-        check(self.learning_rate > 0 and math.isfinite(self.learning_rate), "learning_rate", "finite and > 0")
+        check(0 < self.learning_rate < math.inf, "learning_rate", "a finite learning_rate > 0")
         check(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1")
         check(self.physical_batch_size >= 1, "physical_batch_size", "physical_batch_size >= 1")
         check(self.value_coding in get_args(ValueCoding), "value_coding", f"one of {get_args(ValueCoding)}")

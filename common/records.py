@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import make_message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from common.errors import WireError
 
@@ -94,6 +95,8 @@ def message_bytes(message: Message) -> int:
     if message.has_error():
         return len(message.deflate())
     content = message.content
+    if not all(isinstance(record, ConfigRecord) for record in content.values()):  # not one of ours: the long way
+        return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
     stand_in = RecordDict({name: ConfigRecord() for name in content})
     envelope = make_message(metadata=message.metadata, content=stand_in)
     return len(envelope.deflate()) + len(stand_in.deflate()) + sum(len(record.deflate()) for record in content.values())

@@ -59,9 +59,7 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
     log = RunLog(folder.log, listeners)
     try:
         state = ServerState(
-            ServerOptimizer(
-                config.server_optimizer, config.server_learning_rate, config.server_momentum, initial.size
-            ),
+            ServerOptimizer(config.server_optimizer, config.server_learning_rate, config.server_momentum, initial.size),
             PrivacyAccount(config.delta, config.accountant),
             Traffic(initial.size),
         )

@@ -44,12 +44,8 @@ class Checkpoint:
             "counts": self.counts,
         }
         buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            facts=np.frombuffer(json.dumps(facts).encode(), np.uint8),
-            model=self.model,
-            **{f"optimizer_{name}": array for name, array in self.optimizer.items()},
-        )
+        arrays: dict[str, Any] = {f"optimizer_{name}": array for name, array in self.optimizer.items()}
+        np.savez(buffer, facts=np.frombuffer(json.dumps(facts).encode(), np.uint8), model=self.model, **arrays)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             file.write(buffer.getbuffer())

@@ -64,8 +64,6 @@ def draw_cohort(members: Sequence[Member], seed: int, round_number: int, count: 
     """
 
     def rank(member: Member) -> bytes:
-        return hashlib.sha256(
-            b"fedsieve/cohort/1" + struct.pack("<QQQ", seed, round_number, member.site)
-        ).digest()
+        return hashlib.sha256(b"fedsieve/cohort/1" + struct.pack("<QQQ", seed, round_number, member.site)).digest()
 
     return sorted(sorted(members, key=rank)[:count], key=lambda member: member.site)

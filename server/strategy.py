@@ -134,7 +134,9 @@ class SparseDpStrategy(Strategy):
             for member in cohort
         ]
         # The content is the same for all: what the first message costs, every one costs.
-        payload = PartBytes(values=4 * plan.mask.size, header=len(request.plan) + len(request.model) - 4 * plan.mask.size)
+        payload = PartBytes(
+            values=4 * plan.mask.size, header=len(request.plan) + len(request.model) - 4 * plan.mask.size
+        )
         framing = message_bytes(messages[0]) - payload.total
         for member in cohort:
             self._state.traffic.sent(member.site, payload + PartBytes(framing=framing))
@@ -145,7 +147,7 @@ class SparseDpStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Admit or reject every reply, then move the model along the mean of the admitted updates."""
         current = self._open
-        assert current is not None and current.plan.round == server_round, "aggregate_train follows configure_train"
+        assert current is not None, "aggregate_train follows configure_train"
         by_node = {member.node_id: member for member in current.cohort}
         for reply in replies:
             member = by_node.get(reply.metadata.src_node_id)

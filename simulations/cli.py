@@ -57,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     report = commands.add_parser("report", help="write report.html of a run, or compare runs on one page")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, e.g. runs/NAME")
-    report.add_argument("--to", type=Path, metavar="FILE", help="where to write (default: report.html of the first run)")
+    report.add_argument(
+        "--to", type=Path, metavar="FILE", help="where to write (default: report.html of the first run)"
+    )
     report.set_defaults(run=_report)
     data = commands.add_parser("data", help="get data sets").add_subparsers(required=True, metavar="COMMAND")
     get = data.add_parser("get", help="download a data set into the cache folder, with its SHA-256 checked")

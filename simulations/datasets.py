@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from common.datasets import cache_folder
+from common.datasets import SHIPPED_FOLDER, cache_folder
 from common.errors import DatasetError
 
 _FASHION_MNIST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -27,11 +27,19 @@ SOURCES: dict[str, str] = {"fashion-mnist": _FASHION_MNIST}
 
 
 def get(name: str, source: str | None = None, report: Callable[[str], None] = print) -> Path:
-    """Fetch a data set into the cache folder and return where it is; files that are there and right are kept.
+    """Bring a data set into the cache folder and return where it is; files that are there and right are kept.
+
+    The data that ships with a checkout is copied: Flower's bundle of the app leaves it behind.
 
     ``source`` is the URL or folder to take the files from, instead of the data set's home.
     Guarantees: a file reaches the cache only if its contents have the known SHA-256.
     """
+    if (shipped := SHIPPED_FOLDER / f"{name}.npz").exists():
+        target = cache_folder() / shipped.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(shipped, target)
+        report(f"{target}: copied from {shipped}")
+        return target
     if name not in CONTENTS:
         raise DatasetError(f"do not know how to get {name!r}: expected one of {', '.join(CONTENTS)}")
     folder = cache_folder() / name
@@ -61,8 +69,8 @@ def _fetch(address: str, target: Path) -> None:
             shutil.copyfileobj(response, file)
     except (OSError, urllib.error.URLError) as error:
         raise DatasetError(
-            f"cannot fetch {address}: {error}; on Debian 'apt-get install dataset-fashion-mnist' brings the same files, "
-            "or name a folder that has them with --source"
+            f"cannot fetch {address}: {error}; on Debian 'apt-get install dataset-fashion-mnist' brings the same "
+            "files, or name a folder that has them with --source"
         ) from error
 
 

@@ -13,6 +13,7 @@ from common.coding import PartBytes
 from common.config import RunConfig
 from server.app import RunResult
 from server.runlog import Event
+from simulations.report import words
 
 
 class RunDisplay:
@@ -49,7 +50,8 @@ class RunDisplay:
         match event["event"]:
             case "run":
                 self._folder = Path(self._config.out) / event["name"]
-                self._say(f"{event['name']}: {event['sites']} sites, {event['parameters']:,} parameters, {self._privacy(event)}")
+                size = f"{event['sites']} sites, {event['parameters']:,} parameters"
+                self._say(f"{event['name']}: {size}, {self._privacy(event)}")
             case "resume":
                 self._folder = Path(self._config.out) / self._config.run_name
                 self._progress.update(self._task, completed=event["round"] - 1)
@@ -61,8 +63,8 @@ class RunDisplay:
         self._uplink += PartBytes(**event["uplink"]).total
         self._dense += event["dense_uplink"]
         parts = [f"accuracy {event['accuracy']:.2%}" if event["accuracy"] is not None else "accuracy -"]
-        parts.append(f"epsilon {event['epsilon']:.2f}" if event["epsilon"] is not None else "[red]not private[/red]")
-        parts.append(f"uplink {megabytes(self._uplink)} ({self._dense / max(1, self._uplink):.1f}x less than dense)")
+        parts.append(f"epsilon {words.epsilon(event['epsilon'])}" if event["epsilon"] is not None else "[red]not private[/red]")
+        parts.append(f"uplink {words.in_bytes(self._uplink)} ({self._dense / max(1, self._uplink):.1f}x less than dense)")
         line = ", ".join(parts)
         self._progress.update(self._task, completed=event["round"], description=line)
         if not self._console.is_terminal:
@@ -89,9 +91,11 @@ class RunDisplay:
         if result.epsilon is None:
             table.add_row("privacy", "[red]NOT PRIVATE: no clipping, no noise[/red]")
         else:
-            promise = f"epsilon {result.epsilon:.3f} at delta {self._config.delta:g}"
+            promise = f"epsilon {words.epsilon(result.epsilon)} at delta {self._config.delta:g}"
             table.add_row("privacy", f"{promise}, per record (add or remove one), for every site")
-        table.add_row("uplink", f"{megabytes(result.uplink_bytes)}, {result.uplink_saving:.2f}x less than dense float32")
+        table.add_row(
+            "uplink", f"{words.in_bytes(result.uplink_bytes)}, {result.uplink_saving:.2f}x less than dense float32"
+        )
         table.add_row("time", f"{seconds:.1f} s")
         table.add_row("run", str(result.folder))
         table.add_row("report", str(report))
@@ -108,12 +112,8 @@ class RunDisplay:
     def _privacy(self, event: Event) -> str:
         if not event["private"]:
             return "[red]NOT PRIVATE[/red]"
-        return f"epsilon {event['planned_epsilon']:g} at delta {self._config.delta:g} (noise multiplier {event['noise_multiplier']:.3f})"
+        budget = f"epsilon {event['planned_epsilon']:g} at delta {self._config.delta:g}"
+        return f"{budget} (noise multiplier {event['noise_multiplier']:.3f})"
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
-
-
-def megabytes(count: int) -> str:
-    """Return a number of bytes for people."""
-    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

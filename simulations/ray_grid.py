@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Before Ray is imported: no telemetry, and its coming treatment of actors without a GPU instead of a warning about it.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
-import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
@@ -38,8 +39,6 @@ class SiteActor:
     """Plays any site of the simulation, one at a time."""
 
     def __init__(self, run_config: Mapping[str, ConfigValue], dataset: Dataset, shares: list[Indices]) -> None:
-        # One thread an actor: parallelism comes from actors, and sums do not depend on how many there are.
-        torch.set_num_threads(1)
         self._run_config = run_config
         self._sites = len(shares)
         simulated_sites.provide(SimulatedSites(RunConfig.parse(run_config), dataset, shares))
@@ -56,9 +55,10 @@ class SiteActor:
         if bunch:
             yield bunch
 
-    def ready(self) -> bool:
-        """Return once the actor has started."""
-        return True
+    def where(self) -> str:
+        """Return the Ray node that the actor has started on."""
+        node_id: str = ray.get_runtime_context().get_node_id()
+        return node_id
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class RayGrid(LocalGrid):
             self._arguments = (config.to_mapping(), ray.put(dataset), ray.put(simulated.shares))
             self._resources = _resources(actors, config.cohort_size, gpus_per_actor)
             self._actors = [self._start_actor() for _ in range(self._resources.actors)]
-            ray.get([actor.ready.remote() for actor in self._actors])
+            self.actor_nodes: list[str] = ray.get([actor.where.remote() for actor in self._actors])
         except BaseException:
             self.close()
             raise

@@ -60,13 +60,10 @@ def simulate(config: RunConfig, engine: Engine, listeners: tuple[Listener, ...] 
 def _open_grid(config: RunConfig, dataset: datasets.Dataset, engine: Engine) -> LocalGrid:
     # Imported here: Ray and the sites' torch are slow to load, and a bad config should be told before that.
     if engine.in_process:
-        import torch
-
         from client.app import app
         from simulations import sites
         from simulations.grid import InProcessGrid
 
-        torch.set_num_threads(1)  # as in an actor, so that results are the same
         sites.provide(sites.SimulatedSites.of(config, config.sites, dataset))
         return InProcessGrid(app, config.sites, config.to_mapping())
     from simulations.ray_grid import RayGrid

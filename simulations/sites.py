@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
+import torch
 from flwr.app import Context
 
 from client.data import SiteData
@@ -24,6 +25,8 @@ class SimulatedSites:
         self.shares = shares
         self._seed = config.seed
         self._workbench = Workbench(config.device)
+        # Parallelism comes from processes: with one thread each, sums do not depend on the machine's cores.
+        torch.set_num_threads(1)
 
     @classmethod
     def of(cls, config: RunConfig, sites: int, dataset: Dataset | None = None) -> "SimulatedSites":

@@ -27,7 +27,9 @@ class PerRecordClippedSum:
         """Return the clipped sum of a batch; see ``ClippedSum``."""
         count = self._model.size if self._kept is None else self._kept.numel()
         total = torch.zeros(count, device=self._model.vector.device)
-        for chunk, chunk_targets in zip(inputs.split(self._chunk), targets.split(self._chunk), strict=True):
+        for chunk, chunk_targets in zip(
+            torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True
+        ):
             if len(chunk):
                 total += self._clipped_sum_of(chunk, chunk_targets)
         return total

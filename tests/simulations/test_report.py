@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import RunFolderError
 from server.runlog import RunLog
-from simulations.charts import Axis, Bar, Point, Series, line_chart, nice_ticks, stacked_bars
 from simulations.report import load_run, write_report
+from simulations.report.svg import Axis, Bar, Point, Series, line_chart, nice_ticks, stacked_bars
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 _EVIL = '<script>alert("x")</script>&</title>'
@@ -266,6 +266,18 @@ def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
     assert "Sites are summed up when the run ends." in words
 
 
+def test_total_density_of_an_unfinished_run_is_the_plain_mean_over_its_rounds(tmp_path: Path) -> None:
+    # Weighted by replies it would be 0.84, by uploaded bytes 0.98, without the abandoned round 0.6.
+    bulky = {"index": 0, "values": 400_000, "header": 40, "framing": 60}
+    rounds = [
+        _round(1, density=1.0, admitted=8, uplink=bulky, seconds=60.0),
+        _round(2, density=0.2, admitted=2),
+        _round(3, density=0.3, admitted=0, abandoned=True),
+    ]
+    run = load_run(_write(tmp_path / "run", _start(), rounds, None))
+    assert run.total_density == pytest.approx((1.0 + 0.2 + 0.3) / 3)
+
+
 def test_an_end_before_a_resume_is_not_the_end(tmp_path: Path) -> None:
     folder = _write(tmp_path / "run", _start(), [_round(1)], _end(1))
     log = RunLog(folder / "run.jsonl")
@@ -321,7 +333,7 @@ def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None
     page = _report(tmp_path, _finished(tmp_path / "one"), _public(tmp_path / "two"))
     assert "2 runs compared (1 of 2 not private)" in page.text("title")
     assert page.text().count("1 of 2 not private") >= 1 + 1 + 6
-    assert "open (not private), 77.4 % without any privacy" in page.text("p")
+    assert "highest accuracy without privacy: open (not private), 77.4 %" in page.text("p")
     assert page.text("li").count("open (not private)") == 6
     assert "Not private: open." in page.text("strong")
 
@@ -362,7 +374,7 @@ def test_ticks_are_round_and_enclose_the_data(low: float, high: float, ticks: li
 
 
 def test_ticks_of_rounds_are_whole() -> None:
-    assert nice_ticks(0.5, 3.5, whole=True) == [0, 1, 2, 3, 4]
+    assert nice_ticks(0.5, 1.5, whole=True) == [0, 1, 2]
 
 
 def test_points_lie_where_their_values_are() -> None:

@@ -1,0 +1,10 @@
+"""The report: run log(s) -> one self-contained HTML page, readable on a phone and in the dark.
+
+``summary`` parses the log, ``words`` writes its figures, ``charts`` chooses the charts and ``svg`` draws them, ``page``
+puts everything together. Start at ``page.write_report``.
+"""
+
+from simulations.report.page import write_report
+from simulations.report.summary import load_run
+
+__all__ = ["load_run", "write_report"]

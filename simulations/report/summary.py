@@ -1,0 +1,223 @@
+"""From the run log to ``RunSummary``: parsed and checked once; the rest of the package sees nothing but the summary."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common.coding import PartBytes
+from common.errors import RunFolderError
+from server.runfolder import RunFolder
+from server.runlog import Event, read_events
+
+NOT_PRIVATE = "not private"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One reply that the server did not use."""
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSummary:
+    """One round; accuracy is None where not evaluated, epsilon is None where nothing is private."""
+
+    number: int
+    density: float
+    admitted: int
+    rejections: tuple[Rejection, ...]
+    abandoned: bool
+    accuracy: float | None
+    epsilon: float | None
+    uplink: PartBytes
+    downlink: PartBytes
+    dense_uplink: int
+    dense_downlink: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteSummary:
+    """What the whole run cost one site."""
+
+    site: str
+    epsilon: float | None
+    uplink: int
+    downlink: int
+    admitted: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run as far as its log goes; where it has no ``end`` event the totals are those of the rounds so far."""
+
+    folder: Path
+    name: str
+    version: str
+    started: datetime
+    resumed: int
+    finished: bool
+    config: Mapping[str, str]
+    parameters: int
+    private: bool
+    noise_multiplier: float | None
+    accountant: str
+    privacy_unit: str
+    neighbours: str
+    sites: int
+    planned_epsilon: float | None
+    delta: float | None
+    initial_accuracy: float | None
+    rounds: tuple[RoundSummary, ...]
+    accuracy: float | None
+    epsilon: float | None
+    uplink: int
+    downlink: int
+    dense_uplink: int
+    dense_downlink: int
+    total_density: float | None
+    seconds: float
+    site_summaries: tuple[SiteSummary, ...]
+
+    @property
+    def label(self) -> str:
+        """The name, never without the warning that it needs."""
+        return self.name if self.private else f"{self.name} ({NOT_PRIVATE})"
+
+    @property
+    def progress(self) -> str:
+        """How far the run went, in words."""
+        planned = self.config.get("rounds", "?")
+        return f"{len(self.rounds)} rounds" if self.finished else f"unfinished, {len(self.rounds)} of {planned} rounds"
+
+
+def load_run(folder: Path) -> RunSummary:
+    """Parse the log of a run folder; a folder without a usable log is a RunFolderError."""
+    path = RunFolder(folder).log
+    if not path.is_file():
+        raise RunFolderError(f"{folder} has no {path.name}: expected the folder of a run, such as runs/<name>")
+    start: Event | None = None
+    end: Event | None = None
+    rounds: list[RoundSummary] = []
+    resumed = 0
+    try:
+        for event in read_events(path):
+            match event["event"]:
+                case "run":
+                    start = start or event
+                case "resume":
+                    resumed, end = resumed + 1, None
+                case "round":
+                    rounds.append(_round(event))
+                case "end":
+                    end = event
+        if start is None:
+            raise RunFolderError(
+                f"{path} has no 'run' event: the run never started; start it again or name another folder"
+            )
+        return _run(folder, start, tuple(rounds), end, resumed)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        raise RunFolderError(
+            f"{path} does not follow the schema of the run log ({type(error).__name__}: {error}): restore the file, or "
+            "make the report with the version of Fedsieve that wrote it"
+        ) from error
+
+
+def _run(folder: Path, start: Event, rounds: tuple[RoundSummary, ...], end: Event | None, resumed: int) -> RunSummary:
+    totals = _totals(rounds, _number(start["initial_accuracy"])) if end is None else end
+    config = {
+        str(key): value if isinstance(value, str) else json.dumps(value) for key, value in start["config"].items()
+    }
+    return RunSummary(
+        folder=folder,
+        name=str(start["name"]) or folder.name,
+        version=str(start["version"]),
+        started=datetime.fromtimestamp(float(start["time"]), UTC),
+        resumed=resumed,
+        finished=end is not None,
+        config=config,
+        parameters=int(start["parameters"]),
+        private=start["private"] is True,  # anything unclear is not private
+        noise_multiplier=_number(start["noise_multiplier"]),
+        accountant=str(start["accountant"]),
+        privacy_unit=str(start["privacy_unit"]),
+        neighbours=str(start["neighbours"]),
+        sites=int(start["sites"]),
+        planned_epsilon=_number(start["planned_epsilon"]),
+        delta=_number(start["config"].get("delta")),
+        initial_accuracy=_number(start["initial_accuracy"]),
+        rounds=rounds,
+        accuracy=_number(totals["accuracy"]),
+        epsilon=_number(totals["epsilon"]),
+        uplink=_total(totals["uplink"]),
+        downlink=_total(totals["downlink"]),
+        dense_uplink=int(totals["dense_uplink"]),
+        dense_downlink=int(totals["dense_downlink"]),
+        total_density=_number(totals["total_density"]),
+        seconds=float(totals["seconds"]),
+        site_summaries=tuple(_site(site) for site in totals["sites"]),
+    )
+
+
+def _totals(rounds: Sequence[RoundSummary], initial_accuracy: float | None) -> Event:
+    """Return what the ``end`` event would say if the run had ended here, except for the sites."""
+    return {
+        "accuracy": next((one.accuracy for one in reversed(rounds) if one.accuracy is not None), initial_accuracy),
+        "epsilon": next((one.epsilon for one in reversed(rounds) if one.epsilon is not None), None),
+        "uplink": sum(one.uplink.total for one in rounds),
+        "downlink": sum(one.downlink.total for one in rounds),
+        "dense_uplink": sum(one.dense_uplink for one in rounds),
+        "dense_downlink": sum(one.dense_downlink for one in rounds),
+        "total_density": sum(one.density for one in rounds) / len(rounds) if rounds else None,
+        "seconds": sum(one.seconds for one in rounds),
+        "sites": (),
+    }
+
+
+def _round(event: Event) -> RoundSummary:
+    return RoundSummary(
+        number=int(event["round"]),
+        density=float(event["density"]),
+        admitted=int(event["admitted"]),
+        rejections=tuple(Rejection(str(one["site"]), str(one["reason"])) for one in event["rejections"]),
+        abandoned=bool(event["abandoned"]),
+        accuracy=_number(event["accuracy"]),
+        epsilon=_number(event["epsilon"]),
+        uplink=_part_bytes(event["uplink"]),
+        downlink=_part_bytes(event["downlink"]),
+        dense_uplink=int(event["dense_uplink"]),
+        dense_downlink=int(event["dense_downlink"]),
+        seconds=float(event["seconds"]),
+    )
+
+
+def _site(raw: Mapping[str, Any]) -> SiteSummary:
+    return SiteSummary(
+        site=str(raw["site"]),
+        epsilon=_number(raw["epsilon"]),
+        uplink=_total(raw["uplink"]),
+        downlink=_total(raw["downlink"]),
+        admitted=int(raw["admitted"]),
+        rejected=int(raw["rejected"]),
+    )
+
+
+def _part_bytes(raw: Mapping[str, Any]) -> PartBytes:
+    return PartBytes(**{part.name: int(raw[part.name]) for part in fields(PartBytes)})
+
+
+def _total(raw: Any) -> int:
+    return _part_bytes(raw).total if isinstance(raw, dict) else int(raw)
+
+
+def _number(raw: Any) -> float | None:
+    """Return null and NaN (a diverged model) as None: both mean that there is no figure."""
+    value = None if raw is None else float(raw)
+    return None if value is None or math.isnan(value) else value

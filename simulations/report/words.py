@@ -1,0 +1,102 @@
+"""Figures and findings in words: how the report writes a share, an epsilon or a number of bytes, and its headlines."""
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
+
+from simulations.report.summary import NOT_PRIVATE, RunSummary
+
+NONE = "\N{EN DASH}"  # where there is no figure
+
+
+def percent(value: float | None) -> str:
+    """Return a share with one decimal."""
+    return NONE if value is None else f"{100 * value:.1f} %"
+
+
+def percent_tick(value: float) -> str:
+    """Return a share for an axis: no more digits than it needs."""
+    return f"{100 * value:.4g} %"
+
+
+def epsilon(value: float | None) -> str:
+    """Round up: a printed epsilon is a promise, and the promise must hold."""
+    if value is None:
+        return NONE
+    return str(Decimal(repr(value)).quantize(Decimal("0.01"), ROUND_CEILING)) if math.isfinite(value) else "infinite"
+
+
+def in_bytes(value: float) -> str:
+    """Return a number of bytes with three digits and a decimal unit (1 kB = 1000 B)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the two largest units that it fills."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def against_dense(cost: int, dense: int) -> str:
+    """Compare a number of bytes with that of dense messages."""
+    if not cost or not dense:
+        return "nothing sent yet"
+    ratio = dense / cost
+    if 0.995 < ratio < 1.005:
+        return "as much as dense"
+    return f"{ratio:.3g}x less than dense" if ratio > 1 else f"{1 / ratio:.3g}x more than dense"
+
+
+def spent(run: RunSummary) -> str:
+    """Return the epsilon spent; only a run without rounds has spent nothing, a missing figure is not a zero."""
+    if run.epsilon is None:
+        return "unknown" if run.rounds else epsilon(0.0)
+    return epsilon(run.epsilon)
+
+
+def guarantee(run: RunSummary) -> str:
+    """Return what the run promises, to follow its accuracy in a sentence."""
+    if not run.private:
+        return "without any privacy"
+    delta = NONE if run.delta is None else f"{run.delta:g}"
+    return f"at (epsilon {spent(run)}, delta {delta}) per {run.privacy_unit}"
+
+
+def headline(run: RunSummary) -> str:
+    """Sum a run up: accuracy, privacy, bytes."""
+    accuracy = "No accuracy measured" if run.accuracy is None else f"{percent(run.accuracy)} test accuracy"
+    label = "" if run.private else "Not private: "
+    so_far = "" if run.finished else f" so far ({run.progress})"
+    traffic = f"uplink {in_bytes(run.uplink)}, {against_dense(run.uplink, run.dense_uplink)}"
+    return f"{label}{accuracy} {guarantee(run)}{so_far}; {traffic if run.uplink else 'nothing uploaded yet'}"
+
+
+def comparison_headline(runs: Sequence[RunSummary]) -> str:
+    """Name the most accurate runs, private and not, and the finished run with the least uplink."""
+    parts = []
+    for private in (True, False):
+        evaluated = [(run.accuracy, run) for run in runs if run.accuracy is not None and run.private is private]
+        if evaluated:
+            _, best = max(evaluated, key=lambda pair: pair[0])
+            kind = "with" if private else "without"
+            promise = f" {guarantee(best)}" if private else ""
+            parts.append(f"highest accuracy {kind} privacy: {best.label}, {percent(best.accuracy)}{promise}")
+    complete = [run for run in runs if run.finished and run.uplink]
+    if complete:
+        least = min(complete, key=lambda run: run.uplink)
+        ratio = against_dense(least.uplink, least.dense_uplink)
+        parts.append(f"least uplink: {least.label}, {in_bytes(least.uplink)}, {ratio}")
+    text = "; ".join(parts) or "nothing measured yet"
+    return text[0].upper() + text[1:]
+
+
+def warning(runs: Sequence[RunSummary]) -> str:
+    """Return the label that every output needs: empty when all runs are private."""
+    public = sum(not run.private for run in runs)
+    return "" if not public else NOT_PRIVATE if public == len(runs) else f"{public} of {len(runs)} {NOT_PRIVATE}"

@@ -1,0 +1,52 @@
+import subprocess
+import sys
+
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.app import app
+from common import coding
+from common.models import initial_vector
+from common.records import Introduction, Refusal, Release, Request, parse_answer
+from simulations.run import config_with
+from tests.support import SMALL_MODEL, small_config, small_plan
+
+
+def context_of(site: int | None) -> Context:
+    config = small_config("unused")  # type: ignore[arg-type]
+    node_config = {} if site is None else {"partition-id": site, "num-partitions": 6}
+    return Context(1, 2, node_config, RecordDict(), dict(config.to_mapping()))
+
+
+def message_of(content: RecordDict, kind: str) -> Message:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    return Message(content, 2, kind)
+
+
+def test_a_site_introduces_itself() -> None:
+    reply = app(message_of(RecordDict(), "query"), context_of(4))
+    assert Introduction.from_content(reply.content) == Introduction(site=4, declared_size=40)
+
+
+def test_a_plan_is_carried_out() -> None:
+    start = initial_vector(SMALL_MODEL, 1)
+    request = Request(small_plan(start.size).to_bytes(), coding.encode_model(start))
+    answer = parse_answer(app(message_of(request.to_content(), "train"), context_of(0)).content)
+    assert isinstance(answer, Release)
+
+
+def test_what_cannot_be_carried_out_is_refused_with_the_reason() -> None:
+    for content in (RecordDict(), Request(b"junk", b"").to_content()):
+        answer = parse_answer(app(message_of(content, "train"), context_of(0)).content)
+        assert isinstance(answer, Refusal)
+        assert "expected" in answer.reason or "JSON" in answer.reason
+
+
+def test_the_shim_imports_no_torch() -> None:
+    code = "import sys, client.app; assert not {'torch', 'opacus', 'ray'} & set(sys.modules), 'heavy import'"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_defaults_are_valid_for_flower() -> None:
+    # Flower's bundle refuses run-config values of any other type.
+    assert all(isinstance(value, bool | int | float | str) for value in config_with({}).to_mapping().values())

@@ -1,0 +1,76 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.accounting import Charge
+from common.errors import ConfigError, WireError
+from common.plan import RoundPlan
+from tests.support import small_plan
+
+PLAN = small_plan(100)
+
+
+@given(
+    st.integers(1, 10**6),
+    st.floats(1e-6, 1, exclude_min=True),
+    st.floats(1e-6, 1e6),
+    st.text("abc-é:", min_size=1, max_size=20),
+)
+def test_round_trip_to_the_bit(round_number: int, rate: float, clip_norm: float, run: str) -> None:
+    plan = small_plan(100, round=round_number, sampling_rate=rate, clip_norm=clip_norm, run=run)
+    assert RoundPlan.from_bytes(plan.to_bytes()) == plan
+
+
+def test_mechanism_and_charge_come_from_the_same_numbers() -> None:
+    assert small_plan(10, noise_multiplier=1.5, sampling_rate=0.2, steps=7).charge == Charge(1.5, 0.2, 7)
+    assert small_plan(10, private=False, noise_multiplier=0.0).charge is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 0},
+        {"steps": 0},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.1},
+        {"clip_norm": 0.0},
+        {"clip_norm": float("inf")},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": float("nan")},
+        {"learning_rate": float("nan")},
+        {"momentum": 1.0},
+        {"physical_batch_size": 0},
+        {"value_coding": "f64"},
+        {"mask_kept": 101},
+        {"run": ""},
+        {"model": "x" * 201},
+    ],
+)
+def test_impossible_plans_cannot_be_made(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        small_plan(100, **changes)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"not json",
+        b"\xff\xfe",
+        PLAN.to_bytes()[:-1],
+        PLAN.to_bytes().replace(b'"v":1', b'"v":2'),
+        PLAN.to_bytes().replace(b'"steps":1', b'"steps":"1"'),
+        PLAN.to_bytes().replace(b'"steps":1', b'"steps":true'),
+        PLAN.to_bytes().replace(b'"steps":1', b'"steps":0'),
+        PLAN.to_bytes().replace(b'"steps"', b'"leaps"'),
+        PLAN.to_bytes().replace(b'"clip_norm":1.0', b'"clip_norm":NaN'),
+        json.dumps({**json.loads(PLAN.to_bytes()), "extra": 1}).encode(),
+        b" " * 5000 + PLAN.to_bytes(),
+    ],
+)
+def test_anything_else_from_the_wire_is_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        RoundPlan.from_bytes(data)

@@ -1,0 +1,42 @@
+import pytest
+
+from common.errors import ConfigError
+from common.schedule import DensitySchedule
+
+
+def test_cooling_goes_from_dense_to_the_final_density() -> None:
+    schedule = DensitySchedule("cooling", 0.3, cooling_epochs=20, rounds_per_epoch=1)
+    densities = [schedule.density(epoch) for epoch in range(20)]
+    assert densities[0] == 1.0
+    assert densities[-1] == pytest.approx(0.3)
+    assert densities[10] == pytest.approx(1 - 0.7 * 10 / 19)
+    assert all(a > b for a, b in zip(densities, densities[1:], strict=False))
+
+
+def test_after_the_cooling_time_the_density_stays() -> None:
+    schedule = DensitySchedule("cooling", 0.1, cooling_epochs=5, rounds_per_epoch=1)
+    assert [schedule.density(e) for e in (4, 5, 50)] == [pytest.approx(0.1)] * 3
+
+
+def test_constant() -> None:
+    schedule = DensitySchedule("constant", 0.5, cooling_epochs=5, rounds_per_epoch=1)
+    assert {schedule.density(epoch) for epoch in range(10)} == {0.5}
+
+
+def test_one_epoch_is_at_the_final_density() -> None:
+    assert DensitySchedule("cooling", 0.25, 1, 1).density(0) == 0.25
+
+
+def test_rounds_of_an_epoch_share_it() -> None:
+    schedule = DensitySchedule("cooling", 0.3, cooling_epochs=4, rounds_per_epoch=3)
+    assert [schedule.epoch(r) for r in range(1, 8)] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_kept_is_the_rounded_share() -> None:
+    assert DensitySchedule("constant", 0.3, 1, 1).kept(0, 26010) == 7803
+
+
+@pytest.mark.parametrize("arguments", [(0.0, 1, 1), (1.5, 1, 1), (0.5, 0, 1), (0.5, 1, 0)])
+def test_bad_schedules_are_refused(arguments: tuple[float, int, int]) -> None:
+    with pytest.raises(ConfigError):
+        DensitySchedule("cooling", *arguments)
