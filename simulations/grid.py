@@ -73,7 +73,8 @@ class LocalGrid(Grid):
         """Give every message an id and set the work going."""
         pushed = list(messages)
         for message in pushed:
-            message.metadata.__dict__["_message_id"] = str(next(self._message_ids))
+            # As long as the ids that a SuperLink gives, so that a message costs what it costs there.
+            message.metadata.__dict__["_message_id"] = f"{next(self._message_ids):064x}"
         self._launch(pushed)
         return [message.metadata.message_id for message in pushed]
 

@@ -77,6 +77,6 @@ def _labels(rng: np.random.Generator, targets: np.ndarray, sites: int, per_site:
 
 def _zipf(rng: np.random.Generator, count: int, sites: int) -> list[np.ndarray]:
     weights = 1 / np.arange(1, sites + 1)
-    spare = count - _MIN_RECORDS * sites
-    cuts = np.cumsum(_MIN_RECORDS + np.floor(spare * weights / weights.sum())).astype(int)[:-1]
-    return np.split(rng.permutation(count), cuts)
+    sizes = _MIN_RECORDS + np.floor((count - _MIN_RECORDS * sites) * weights / weights.sum()).astype(int)
+    sizes[0] += count - sizes.sum()
+    return np.split(rng.permutation(count), np.cumsum(sizes)[:-1])

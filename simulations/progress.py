@@ -63,8 +63,12 @@ class RunDisplay:
         self._uplink += PartBytes(**event["uplink"]).total
         self._dense += event["dense_uplink"]
         parts = [f"accuracy {event['accuracy']:.2%}" if event["accuracy"] is not None else "accuracy -"]
-        parts.append(f"epsilon {words.epsilon(event['epsilon'])}" if event["epsilon"] is not None else "[red]not private[/red]")
-        parts.append(f"uplink {words.in_bytes(self._uplink)} ({self._dense / max(1, self._uplink):.1f}x less than dense)")
+        parts.append(
+            f"epsilon {words.epsilon(event['epsilon'])}" if event["epsilon"] is not None else "[red]not private[/red]"
+        )
+        parts.append(
+            f"uplink {words.in_bytes(self._uplink)} ({self._dense / max(1, self._uplink):.1f}x less than dense)"
+        )
         line = ", ".join(parts)
         self._progress.update(self._task, completed=event["round"], description=line)
         if not self._console.is_terminal:

@@ -23,9 +23,7 @@ def batch_of(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     chunk=st.sampled_from([1, 3, 64]),
     seed=st.integers(0, 1000),
 )
-def test_equals_a_loop_over_the_records(
-    count: int, kept_share: float, clip_norm: float, chunk: int, seed: int
-) -> None:
+def test_equals_a_loop_over_the_records(count: int, kept_share: float, clip_norm: float, chunk: int, seed: int) -> None:
     model = FlatModel(build(SMALL_MODEL))
     inputs, targets = batch_of(count, seed)
     kept = np.sort(np.random.default_rng(seed).permutation(model.size)[: max(1, int(kept_share * model.size))])

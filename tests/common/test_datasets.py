@@ -65,7 +65,7 @@ def test_npz_by_path(tmp_path: Path) -> None:
 
 def test_function() -> None:
     assert len(load("tests.support:small_dataset").train_inputs) == 240
-    with pytest.raises(DatasetError, match="return a common.datasets.Dataset, got dict"):
+    with pytest.raises(DatasetError, match=r"return a common\.datasets\.Dataset, got dict"):
         load("builtins:dict")
     with pytest.raises(DatasetError, match="cannot load data set"):
         load("no.such:thing")
@@ -92,7 +92,7 @@ def test_damaged_files_are_named(idx_folder: Path, damage: str) -> None:
     else:
         with gzip.open(path, "wb") as file:
             file.write(struct.pack(">HBBI", 0, 13, 1, 1) + b"abcd")
-    with pytest.raises(DatasetError, match="cannot read .*train-images"):
+    with pytest.raises(DatasetError, match=r"cannot read .*train-images"):
         load(str(idx_folder))
 
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from common.errors import ConfigError
@@ -10,7 +12,7 @@ def test_cooling_goes_from_dense_to_the_final_density() -> None:
     assert densities[0] == 1.0
     assert densities[-1] == pytest.approx(0.3)
     assert densities[10] == pytest.approx(1 - 0.7 * 10 / 19)
-    assert all(a > b for a, b in zip(densities, densities[1:], strict=False))
+    assert all(a > b for a, b in pairwise(densities))
 
 
 def test_after_the_cooling_time_the_density_stays() -> None:

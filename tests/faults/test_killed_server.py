@@ -1,0 +1,40 @@
+"""A server killed at any moment goes on from its checkpoint to the same end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from server.checkpoint import Checkpoint
+from simulations.run import Engine, config_of_run, simulate
+from tests.support import small_config
+
+SERVER = """
+import sys
+from pathlib import Path
+from simulations.run import Engine, simulate
+from tests.support import small_config
+simulate(small_config(Path(sys.argv[1]), name="x", rounds=60, server_optimizer="adam"), Engine(in_process=True))
+"""
+
+
+def test_sigkill_in_the_middle(tmp_path: Path) -> None:
+    whole = simulate(
+        small_config(tmp_path / "whole", name="x", rounds=60, server_optimizer="adam"), Engine(in_process=True)
+    )
+    folder = tmp_path / "killed" / "x"
+    command = [sys.executable, "-W", "ignore", "-c", SERVER, str(folder.parent)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=os.environ)
+    while not (folder / "checkpoint.npz").exists() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(random.uniform(0.1, 1.5))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    rounds_done = Checkpoint.load(folder / "checkpoint.npz").rounds_done
+    assert 0 < rounds_done < 60, "the server was not killed in the middle"
+    resumed = simulate(config_of_run(folder), Engine(in_process=True))
+    assert resumed.model.tobytes() == whole.model.tobytes()
+    assert (resumed.epsilon, resumed.uplink_bytes) == (whole.epsilon, whole.uplink_bytes)

@@ -1,0 +1,106 @@
+"""The promises of the mechanism: each of these fails when the mechanism is broken."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.clipping.per_record import PerRecordClippedSum
+from client.dpsgd import train_round
+from client.randomness import OsRandomness, RoundRandomness
+from common.models import FlatModel, build, initial_vector
+from simulations.seeded import SeededRandomness
+from tests.support import CLASSES, FEATURES, SMALL_MODEL, site_data, small_dataset, small_plan
+
+START = initial_vector(SMALL_MODEL, 3)
+KEPT = torch.arange(0, START.size, 2)
+DATA = small_dataset()
+EXTREMES = st.sampled_from([0.0, 1.0, -1.0, 1e-30, 1e4, -1e20, 1e38, float("inf"), float("nan")])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EXTREMES, min_size=FEATURES, max_size=FEATURES), st.integers(0, CLASSES - 1), st.integers(0, 12))
+def test_one_record_changes_the_sum_by_at_most_the_clip_norm(record: list[float], target: int, others: int) -> None:
+    model = FlatModel(build(SMALL_MODEL))
+    model.load(START)
+    clip_norm = 0.25
+    clipped_sum = PerRecordClippedSum(model, KEPT, clip_norm, 8)
+    inputs, targets = torch.tensor(DATA.train_inputs[:others]), torch.tensor(DATA.train_targets[:others])
+    with_record = torch.cat([inputs, torch.tensor([record], dtype=torch.float32)])
+    change = clipped_sum(with_record, torch.cat([targets, torch.tensor([target])])) - clipped_sum(inputs, targets)
+    assert change.norm().item() <= clip_norm * (1 + 1e-5)
+
+
+def noise_of(noise_multiplier: float, steps: int = 1) -> np.ndarray:
+    """Return the noise in a million released coordinates, in units of the clip norm."""
+    size, records = 1_000_000, 100
+    # A model of a million parameters whose gradient is zero: what is released is noise alone.
+    plan = small_plan(
+        size, mask_kept=size, noise_multiplier=noise_multiplier, clip_norm=2.0, steps=steps, sampling_rate=0.5
+    )
+    data = site_data(np.zeros((0, 2), np.float32), np.zeros(0, np.int64), declared_size=records)
+    model = FlatModel(torch.nn.Linear(1000, 1000, bias=False))
+    moved = train_round(model, data, plan, OsRandomness().for_round("r", 1))
+    return moved.astype(np.float64) * 0.5 * records / 2.0
+
+
+def test_noise_has_the_promised_scale() -> None:
+    noise = noise_of(noise_multiplier=1.5)
+    # The standard error of the std over a million draws is 0.07 %; 0.9x and 1.1x are 140 of them away.
+    assert noise.std() == pytest.approx(1.5, rel=0.005)
+    assert abs(noise.mean()) < 5 * 1.5 / 1000
+    fourth = ((noise / 1.5) ** 4).mean()
+    assert fourth == pytest.approx(3, abs=0.06)  # Gaussian kurtosis; uniform noise would give 1.8
+
+
+def test_every_step_draws_noise_of_its_own() -> None:
+    assert noise_of(noise_multiplier=1.0, steps=4).std() == pytest.approx(2.0, rel=0.005)  # sqrt(4), not 4 or 1
+
+
+def test_noise_of_different_sites_rounds_and_restarts_is_unrelated() -> None:
+    def noise(randomness: RoundRandomness) -> np.ndarray:
+        return randomness.standard_normal(100_000)
+
+    streams = [
+        noise(SeededRandomness(1, 0).for_round("r", 1)),
+        noise(SeededRandomness(1, 1).for_round("r", 1)),
+        noise(SeededRandomness(1, 0).for_round("r", 2)),
+        noise(SeededRandomness(2, 0).for_round("r", 1)),
+        noise(OsRandomness().for_round("r", 1)),
+        noise(OsRandomness().for_round("r", 1)),
+    ]
+    correlations = np.corrcoef(streams)[np.triu_indices(len(streams), 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(100_000)
+
+
+def test_noise_does_not_follow_from_the_public_mask_seed() -> None:
+    mask_words = np.random.Philox(key=small_plan(100, mask_seed=1).mask._key()).random_raw(4)
+    noise_words = SeededRandomness(1, 0).for_round("r", 1).noise.bit_generator.random_raw(4)
+    assert not set(mask_words.tolist()) & set(noise_words.tolist())
+
+
+def test_inclusion_is_bernoulli_and_independent() -> None:
+    randomness = OsRandomness().for_round("r", 1)
+    steps, records, rate = 4000, 200, 0.1
+    included = np.zeros((steps, records), bool)
+    for step in range(steps):
+        included[step, randomness.poisson_sample(records, rate)] = True
+    per_record, per_step = included.mean(0), included.sum(1)
+    assert np.abs(per_record - rate).max() < 5 * np.sqrt(rate * (1 - rate) / steps)
+    # The batch size is binomial, not fixed: shuffled batches would have variance 0.
+    assert per_step.var() == pytest.approx(records * rate * (1 - rate), rel=0.15)
+    assert per_step.mean() == pytest.approx(records * rate, rel=0.02)
+
+
+def test_the_divisor_does_not_depend_on_the_batch() -> None:
+    # The released step must be a sum over a public number: dividing by the drawn batch would change the sensitivity.
+    data = site_data(DATA.train_inputs, DATA.train_targets, declared_size=1000)
+    model = FlatModel(build(SMALL_MODEL))
+    model.load(START)
+    plan = small_plan(START.size, noise_multiplier=1e-6, clip_norm=1e-4, sampling_rate=1.0)
+    moved = train_round(model, data, plan, OsRandomness().for_round("r", 1))
+    model.load(START)
+    reference = PerRecordClippedSum(model, torch.tensor(plan.mask.indices()), 1e-4, 64)
+    total = reference(torch.tensor(DATA.train_inputs), torch.tensor(DATA.train_targets)).numpy()
+    assert moved == pytest.approx(-total / 1000, abs=1e-8)

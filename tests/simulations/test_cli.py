@@ -1,0 +1,92 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulations.cli import main
+
+QUICK = ["--in-process", "--dataset", "tests.support:small_dataset", "--model", "mlp:12-8-3"]
+SMALLER = ["--set", "steps-per-round=2", "--set", "sampling-rate=0.5", "--sites", "4"]
+
+
+def test_simulate_prints_a_summary_and_a_line_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *QUICK, *SMALLER, "--rounds", "3", "--out", str(tmp_path), "--name", "x"]) == 0
+    out = capsys.readouterr().out
+    last = out.strip().splitlines()[-1]
+    assert re.fullmatch(r"BAR accuracy=[01]\.\d{4} epsilon=[78]\.\d{4} uplink_saving=\d+\.\d{3} seconds=\d+\.\d", last)
+    assert "round 3/3: accuracy" in out and "x less than dense" in out
+    files = {path.name for path in (tmp_path / "x").iterdir()}
+    assert files == {"run.jsonl", "config.toml", "checkpoint.npz", "report.html"}
+
+
+def test_not_private_is_said_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--no-dp", "--final-density", "1", "--rounds", "2", "--out", str(tmp_path), "--name", "x"]
+    assert main(["simulate", *QUICK, *SMALLER, *options]) == 0
+    out = capsys.readouterr().out
+    assert out.count("not private") + out.count("NOT PRIVATE") >= 4
+    assert "epsilon=none" in out
+    assert "not private" in (tmp_path / "x" / "report.html").read_text().lower()
+
+
+def test_reports_are_rebuilt_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, density in [("a", "1"), ("b", "0.2")]:
+        options = ["--final-density", density, "--rounds", "2", "--out", str(tmp_path), "--name", name]
+        assert main(["simulate", *QUICK, *SMALLER, *options]) == 0
+    (tmp_path / "a" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "a")]) == 0
+    assert (tmp_path / "a" / "report.html").exists()
+    both = tmp_path / "both.html"
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--to", str(both)]) == 0
+    assert "final-density" in both.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "--set", "final-densty=0.1"], "did you mean 'final-density'"),
+        (["simulate", "--final-density", "1.5"], "final-density=1.5"),
+        (["simulate", "--dataset", "nothing"], "fedsieve data get nothing"),
+        (["simulate", "--dataset", "tests.support:small_dataset", "--model", "nothing"], "unknown model 'nothing'"),
+        (["simulate", "--resume", "/nowhere/run"], "no run at /nowhere/run"),
+        (["simulate", "--resume", "/nowhere/run", "--rounds", "3"], "keeps its config: leave out rounds"),
+        (["report", "/nowhere/run"], "/nowhere/run"),
+        (["data", "get", "imagenet"], "do not know how to get 'imagenet'"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_is_written(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "out"), "--in-process"] if "--resume" not in arguments else []
+    assert main(arguments + (out if arguments[0] == "simulate" else [])) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    out = capsys.readouterr().out
+    for word in ("examples:", "--no-dp", "rounds-per-epoch", "--resume", "NOT private", "--gpus-per-actor"):
+        assert word in out
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    arguments = [*QUICK, *SMALLER, "--rounds", "120", "--out", str(tmp_path), "--name", "x"]
+    command = [sys.executable, "-W", "ignore", "-m", "simulations.cli", "simulate", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], env=os.environ
+    )
+    checkpoint = tmp_path / "x" / "checkpoint.npz"
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"fedsieve simulate --resume {tmp_path / 'x'}" in out
+    assert main(["simulate", "--in-process", "--resume", str(tmp_path / "x")]) == 0

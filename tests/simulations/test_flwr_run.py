@@ -1,0 +1,82 @@
+"""``flwr run .``: the same ServerApp and ClientApp on Flower's own simulation engine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.datasets import SHIPPED_FOLDER
+from server.checkpoint import Checkpoint
+from server.runlog import read_events
+from simulations.run import Engine, config_of_run, config_with, simulate
+
+PROJECT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Give Flower a home of its own, keep it offline, and stop the SuperLink that it leaves running."""
+    home = tmp_path / "flower"
+    home.mkdir()
+    yield {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FEDSIEVE_CACHE": str(tmp_path / "cache"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if any("flower-superlink" in word for word in command) and any(str(home) in word for word in command):
+                os.kill(int(entry.name), signal.SIGTERM)
+
+
+def flwr_run(environment: dict[str, str], settings: str) -> str:
+    command = [
+        BIN / "flwr", "run", ".", "--stream", "--run-config", settings, "--federation-config", "num-supernodes=3",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=240)
+    return done.stdout + done.stderr
+
+
+def test_flwr_run_gives_the_same_model_as_our_engine(tmp_path: Path, flower: dict[str, str]) -> None:
+    dataset = SHIPPED_FOLDER / "fashion-mnist-12k.npz"
+    settings = f'rounds=2 sites=3 steps-per-round=1 dataset="{dataset}" out="{tmp_path}" name="by-flower"'
+    output = flwr_run(flower, settings)
+    folder = tmp_path / "by-flower"
+    deadline = time.monotonic() + 60
+    while not (folder / "run.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert (folder / "run.jsonl").exists(), output
+    events = list(read_events(folder / "run.jsonl"))
+    assert [event["event"] for event in events] == ["run", "round", "round", "end"], output
+    config = config_of_run(folder).to_mapping()
+    ours = simulate(config_with({**config, "name": "ours", "resume": False}), Engine(in_process=True))
+    assert Checkpoint.load(folder / "checkpoint.npz").model.tobytes() == ours.model.tobytes()
+    # Message ids differ in length between the engines; everything else of a message does not.
+    ours_end, flower_end = list(read_events(ours.folder / "run.jsonl"))[-1], events[-1]
+    for part in ("index", "values", "header"):
+        assert ours_end["uplink"][part] == flower_end["uplink"][part]
+    assert ours_end["uplink"]["framing"] == pytest.approx(flower_end["uplink"]["framing"], rel=0.2)
+
+
+def test_a_data_set_that_the_bundle_does_not_carry_is_an_error_that_helps(
+    tmp_path: Path, flower: dict[str, str]
+) -> None:
+    output = flwr_run(flower, f'rounds=1 sites=3 out="{tmp_path}" name="x"')
+    assert "fedsieve data get fashion-mnist-12k" in output
+    assert not (tmp_path / "x").exists()

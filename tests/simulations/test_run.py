@@ -1,0 +1,199 @@
+"""Whole simulations: what they compute does not depend on where they run, or on being interrupted."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import RunConfig
+from common.errors import ConfigError, DatasetError, RunFolderError
+from server.app import RunResult
+from server.runlog import Event, read_events
+from simulations.run import Engine, config_of_run, simulate
+from tests.support import small_config
+
+IN_PROCESS = Engine(in_process=True)
+
+
+def run_here(config: RunConfig, *listeners: Any) -> RunResult:
+    return simulate(config, IN_PROCESS, listeners)
+
+
+def events_of(result: RunResult, kind: str) -> list[Event]:
+    return [event for event in read_events(result.folder / "run.jsonl") if event["event"] == kind]
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_actors(tmp_path: Path) -> None:
+    config = small_config(tmp_path, cohort=5, client_momentum=0.5)
+    models = [simulate(config, engine).model for engine in (IN_PROCESS, Engine(actors=1), Engine(actors=3))]
+    assert models[0].tobytes() == models[1].tobytes() == models[2].tobytes()
+    other = run_here(small_config(tmp_path, cohort=5, client_momentum=0.5, seed=2)).model
+    assert other.tobytes() != models[0].tobytes()
+
+
+def test_it_learns_and_says_what_it_cost(tmp_path: Path) -> None:
+    result = run_here(small_config(tmp_path, rounds=10, epsilon=50.0, final_density=0.5))
+    assert result.accuracy is not None and result.accuracy > 0.8
+    assert result.epsilon is not None and 49 < result.epsilon <= 50
+    (start,), (end,) = events_of(result, "run"), events_of(result, "end")
+    rounds = events_of(result, "round")
+    assert [event["round"] for event in rounds] == list(range(1, 11))
+    assert start["initial_accuracy"] < result.accuracy
+    for part in ("index", "values", "header", "framing"):
+        assert sum(event["uplink"][part] for event in rounds) == end["uplink"][part]
+    assert sum(event["uplink"]["values"] for event in rounds) == sum(4 * e["kept"] * 6 for e in rounds)
+    assert result.uplink_bytes == sum(end["uplink"].values()) == sum(row["uplink"] for row in end["sites"])
+    assert end["dense_uplink"] == 4 * start["parameters"] * 60
+    epsilons = [event["epsilon"] for event in rounds]
+    assert all(a < b for a, b in pairwise(epsilons))
+    assert end["total_density"] == pytest.approx(np.mean([event["density"] for event in rounds]))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_off_the_mask_the_model_does_not_change_by_one_bit_in_a_round(tmp_path: Path, optimizer: str) -> None:
+    from server.checkpoint import Checkpoint
+    from server.masks import RandomMasks
+
+    config = small_config(tmp_path, name="x", server_optimizer=optimizer, final_density=0.2)
+    models: list[np.ndarray] = []
+
+    def remember(event: Event) -> None:
+        # The checkpoint on disk is still that of the round before.
+        if event["event"] == "round":
+            models.append(Checkpoint.load(tmp_path / "x" / "checkpoint.npz").model)
+
+    models.append(run_here(config, remember).model)
+    masks = RandomMasks(config.seed, models[0].size, config.schedule)
+    for number, (before, after) in enumerate(pairwise(models), start=1):
+        kept = masks.mask(number).indices()
+        off = np.setdiff1d(np.arange(before.size), kept)
+        assert before[off].tobytes() == after[off].tobytes()
+        assert (before[kept] != after[kept]).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path, optimizer: str) -> None:
+    settings = {"rounds": 5, "cohort": 4, "server_optimizer": optimizer}
+    whole = run_here(small_config(tmp_path / "whole", name="x", **settings))
+
+    def interrupt(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_here(small_config(tmp_path / "cut", name="x", **settings), interrupt)
+    resumed = run_here(config_of_run(tmp_path / "cut" / "x"))
+    assert resumed.model.tobytes() == whole.model.tobytes()
+    assert resumed.epsilon == whole.epsilon
+    assert resumed.uplink_bytes == whole.uplink_bytes
+    assert [e["round"] for e in events_of(resumed, "round")] == [1, 2, 3, 4, 5]
+    assert [e["round"] for e in events_of(resumed, "resume")] == [3]
+    assert events_of(resumed, "end")[0]["sites"] == events_of(whole, "end")[0]["sites"]
+
+
+def test_a_finished_run_can_be_resumed_to_the_same_end(tmp_path: Path) -> None:
+    first = run_here(small_config(tmp_path, name="x"))
+    again = run_here(config_of_run(tmp_path / "x"))
+    assert again.model.tobytes() == first.model.tobytes() and again.epsilon == first.epsilon
+
+
+def test_without_privacy_every_output_says_so(tmp_path: Path) -> None:
+    result = run_here(small_config(tmp_path, private=False, final_density=1.0))
+    assert result.epsilon is None
+    (start,) = events_of(result, "run")
+    assert start["private"] is False and start["noise_multiplier"] == 0 and start["planned_epsilon"] is None
+    assert {event["epsilon"] for event in events_of(result, "round")} == {None}
+    assert "not-private" in result.folder.name
+
+
+def test_dense_runs_are_the_same_command_with_density_one(tmp_path: Path) -> None:
+    result = run_here(small_config(tmp_path, final_density=1.0))
+    assert {event["density"] for event in events_of(result, "round")} == {1.0}
+
+
+def test_federated_with_one_site_equals_centralised(tmp_path: Path) -> None:
+    """One site, full batches, hardly any noise: the federation is the centralised algorithm."""
+    from common.models import FlatModel, build, initial_vector
+    from server.masks import RandomMasks
+    from tests.support import SMALL_MODEL, brute_force_clipped_sum, small_dataset
+
+    torch = pytest.importorskip("torch")
+    config = small_config(
+        tmp_path,
+        sites=1,
+        sampling_rate=1.0,
+        steps_per_round=2,
+        rounds=3,
+        noise_multiplier=1e-7,
+        epsilon=1e30,
+        final_density=0.4,
+    )
+    federated = run_here(config).model
+
+    reference = FlatModel(build(SMALL_MODEL))
+    reference.load(initial_vector(SMALL_MODEL, config.seed))
+    data = small_dataset()
+    inputs, targets = torch.tensor(data.train_inputs), torch.tensor(data.train_targets)
+    masks = RandomMasks(config.seed, reference.size, config.schedule)
+    for number in (1, 2, 3):
+        kept = masks.mask(number).indices()
+        for _ in range(2):
+            total = brute_force_clipped_sum(reference, inputs, targets, kept, config.clip_norm)
+            reference.vector[torch.tensor(kept)] -= torch.tensor(
+                config.learning_rate * total / len(targets), dtype=torch.float32
+            )
+    assert federated == pytest.approx(reference.vector.numpy(), abs=1e-5)
+
+
+def test_weighting_by_declared_size(tmp_path: Path) -> None:
+    settings = {"partition": "sizes:zipf", "noise_multiplier": 1e-7, "epsilon": 1e30, "rounds": 1}
+    uniform = run_here(small_config(tmp_path, **settings)).model
+    by_size = run_here(small_config(tmp_path, weighting="size", **settings)).model
+    assert not np.allclose(uniform, by_size)
+
+
+@pytest.mark.parametrize("value_coding", ["f16", "int8"])
+def test_shorter_values_cost_less_and_hardly_change_the_model(tmp_path: Path, value_coding: str) -> None:
+    exact = run_here(small_config(tmp_path, rounds=1))
+    short = run_here(small_config(tmp_path, rounds=1, value_coding=value_coding))
+    assert short.uplink_bytes < exact.uplink_bytes
+    assert np.abs(short.model - exact.model).max() < 0.02 * np.abs(exact.model).max()
+
+
+def test_rounds_of_an_epoch_share_a_mask(tmp_path: Path) -> None:
+    result = run_here(small_config(tmp_path, rounds=4, rounds_per_epoch=2))
+    assert [event["epoch"] for event in events_of(result, "round")] == [0, 0, 1, 1]
+    assert len({event["kept"] for event in events_of(result, "round")[:2]}) == 1
+
+
+def test_evaluation_now_and_then(tmp_path: Path) -> None:
+    result = run_here(small_config(tmp_path, rounds=5, evaluate_every=2))
+    assert [e["accuracy"] is not None for e in events_of(result, "round")] == [False, True, False, True, True]
+    assert run_here(small_config(tmp_path, evaluate_every=0)).accuracy is None
+
+
+def test_nothing_is_written_or_asked_when_the_config_is_wrong(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"costs epsilon .* above epsilon=8"):
+        run_here(small_config(out, noise_multiplier=0.01))
+    with pytest.raises(ConfigError, match="--actors"):
+        simulate(small_config(out), Engine(actors=-1))
+    assert not out.exists()
+    with pytest.raises(RunFolderError, match="no run at"):
+        config_of_run(out / "none")
+
+
+def test_a_model_that_does_not_fit_the_data_is_a_failure_of_every_site(tmp_path: Path) -> None:
+    config = small_config(tmp_path, model="mlp:99-3", evaluate_every=0, rounds=1)
+    result = run_here(config)
+    (event,) = events_of(result, "round")
+    assert event["abandoned"] and event["admitted"] == 0
+    assert "the site failed" in event["rejections"][0]["reason"]
+
+
+def test_an_impossible_partition_stops_the_run_before_it_starts(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="at least 2 records a site"):
+        run_here(small_config(tmp_path / "out", sites=200))
+    assert not (tmp_path / "out").exists()
