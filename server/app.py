@@ -4,15 +4,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from logging import INFO, WARNING
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
+from flwr.common.logger import log as flower_log
 from flwr.serverapp import Grid, ServerApp
 
 from common import datasets, models
 from common.accounting import NEIGHBOURS, PRIVACY_UNIT, Charge, calibrate_noise_multiplier, epsilon_of
-from common.coding import Values
+from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import ConfigError, ModelError
 from server.aggregate import ServerOptimizer
@@ -22,7 +24,7 @@ from server.federation import Member, join
 from server.masks import RandomMasks
 from server.privacy import PrivacyAccount
 from server.runfolder import RunFolder
-from server.runlog import Listener, RunLog
+from server.runlog import Event, Listener, RunLog
 from server.strategy import ServerState, SiteCounts, SparseDpStrategy
 from server.traffic import Traffic
 
@@ -32,7 +34,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says."""
-    run(grid, RunConfig.parse(_plain(context.run_config)))
+    run(grid, RunConfig.parse(_plain(context.run_config)), (_tell_flower,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,21 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
         return _finish(log, folder, config, state, strategy, latest[0], evaluate)
     finally:
         log.close()
+
+
+def _tell_flower(event: Event) -> None:
+    """Put the run's progress into Flower's own log, where ``flwr run --stream`` and ``flwr log`` show it."""
+    if event["event"] == "round":
+        privacy = "NOT PRIVATE" if event["epsilon"] is None else f"epsilon {event['epsilon']:.3f}"
+        accuracy = "-" if event["accuracy"] is None else f"{event['accuracy']:.2%}"
+        uplink = PartBytes(**event["uplink"]).total
+        flower_log(INFO, "round %d: accuracy %s, %s, uplink %d bytes", event["round"], accuracy, privacy, uplink)
+        for rejection in event["rejections"]:
+            flower_log(
+                WARNING, "round %d: site %d rejected: %s", event["round"], rejection["site"], rejection["reason"]
+            )
+    elif event["event"] == "end":
+        flower_log(INFO, "uplink %.2f times smaller than dense float32", event["uplink_saving"])
 
 
 def _plain(mapping: Mapping[str, object]) -> dict[str, bool | int | float | str]:

@@ -217,7 +217,6 @@ class SparseDpStrategy(Strategy):
 
         Flower's own loop always begins at round 1; this one goes on where a checkpoint left off.
         """
-        self.summary()
         arrays = initial_arrays
         for round_number in range(self._state.rounds_done + 1, num_rounds + 1):
             messages = self.configure_train(round_number, arrays, train_config or ConfigRecord(), grid)

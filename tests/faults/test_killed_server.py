@@ -21,6 +21,10 @@ simulate(small_config(Path(sys.argv[1]), name="x", rounds=60, server_optimizer="
 """
 
 
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def test_sigkill_in_the_middle(tmp_path: Path) -> None:
     whole = simulate(
         small_config(tmp_path / "whole", name="x", rounds=60, server_optimizer="adam"), Engine(in_process=True)
@@ -28,9 +32,10 @@ def test_sigkill_in_the_middle(tmp_path: Path) -> None:
     folder = tmp_path / "killed" / "x"
     command = [sys.executable, "-W", "ignore", "-c", SERVER, str(folder.parent)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=os.environ)
-    while not (folder / "checkpoint.npz").exists() and process.poll() is None:
+    killed_after = random.randrange(3, 40)  # lines of the log: any moment of any round
+    while process.poll() is None and lines_of(folder / "run.jsonl") < killed_after:
         time.sleep(0.02)
-    time.sleep(random.uniform(0.1, 1.5))
+    time.sleep(random.uniform(0, 0.1))
     process.send_signal(signal.SIGKILL)
     process.wait()
     rounds_done = Checkpoint.load(folder / "checkpoint.npz").rounds_done
