@@ -1,15 +1,17 @@
 """Sparse DP-SGD: one round of noisy steps on the kept coordinates."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from client.clipping import ClippedSum
-from client.clipping.per_record import PerRecordClippedSum
+from client.clipping.book_keeping import ClippedSum
+from client.clipping.self_check import require_agreement
 from client.data import SiteData
 from client.randomness import RoundRandomness
 from common.coding import Values
-from common.models import FlatModel, sample_losses
+from common.models import FlatModel, channels_last, sample_losses
 from common.plan import RoundPlan
 
 
@@ -27,11 +29,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     kept = _kept_on(model, plan)
     device = model.vector.device
     torch.manual_seed(randomness.module_seed())
-    gradient_sum: ClippedSum
-    if plan.private:
-        gradient_sum = PerRecordClippedSum(model, kept, plan.clip_norm, plan.physical_batch_size)
-    else:
-        gradient_sum = _PlainSum(model, kept, plan.physical_batch_size)
+    gradient_sum = _clipped_sum(model, kept, plan) if plan.private else _PlainSum(model, kept, plan)
 
     start = model.vector.clone() if kept is None else model.vector[kept]
     moved = torch.zeros_like(start)
@@ -62,21 +60,32 @@ def _kept_on(model: FlatModel, plan: RoundPlan) -> Tensor | None:
     return torch.tensor(plan.mask.indices(), device=model.vector.device)
 
 
+def _clipped_sum(model: FlatModel, kept: Tensor | None, plan: RoundPlan) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the engine, which tries a model that it has not met before on its first batch."""
+    engine = ClippedSum(model, kept, plan.clip_norm, plan.physical_batch_size)
+
+    def checked(inputs: Tensor, targets: Tensor) -> Tensor:
+        require_agreement(model, engine, inputs, targets, kept)
+        return engine(inputs, targets)
+
+    return checked
+
+
 class _PlainSum:
     """The sum of a batch's gradients, neither clipped nor per record: for plans that are not private."""
 
-    def __init__(self, model: FlatModel, kept: Tensor | None, physical_batch_size: int) -> None:
+    def __init__(self, model: FlatModel, kept: Tensor | None, plan: RoundPlan) -> None:
         self._model = model
         self._kept = kept
-        self._chunk = physical_batch_size
+        self._chunk = plan.physical_batch_size
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        self._model.gradient.zero_()
+        gradient = self._model.zero_gradient()
         for chunk, chunk_targets in zip(
             torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True
         ):
             if len(chunk):
                 module = self._model.module
-                sample_losses(module, module(chunk), chunk_targets).sum().backward()  # type: ignore[no-untyped-call]
-        gradient = self._model.gradient
+                outputs = module(channels_last(chunk))
+                sample_losses(module, outputs, chunk_targets).sum().backward()  # type: ignore[no-untyped-call]
         return gradient if self._kept is None else gradient[self._kept]

@@ -13,21 +13,34 @@ from common.coding import Values
 from common.errors import ModelError
 
 
-class _Reshape(nn.Module):
-    """Give flat or channel-less pictures the shape that convolutions want."""
+def channels_last(inputs: Tensor) -> Tensor:
+    """Return pictures (batch, channels, height, width) with their channels last in memory, which a CPU prefers.
+
+    With one channel both orders are the same bytes; only the strides say which is meant, and torch goes by them.
+    """
+    if inputs.dim() != 4:
+        return inputs
+    _, channels, height, width = inputs.shape
+    if channels == 1:
+        return inputs.contiguous().as_strided(inputs.shape, (height * width, 1, width, 1))
+    return inputs.contiguous(memory_format=torch.channels_last)
+
+
+class _Pictures(nn.Module):
+    """Give flat or channel-less pictures the shape and memory layout that convolutions want."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.shape = shape
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs.reshape(-1, *self.shape)
+        return channels_last(inputs.reshape(-1, *self.shape))
 
 
 def dp_cnn_s() -> nn.Module:
     """DP-CNN/S for 28x28x1 and 10 classes: 26,010 parameters (random-sparsification, section 6)."""
     return nn.Sequential(
-        _Reshape(1, 28, 28),
+        _Pictures(1, 28, 28),
         nn.Conv2d(1, 16, 8, stride=2, padding=2),
         nn.Tanh(),
         nn.MaxPool2d(2, stride=1),
@@ -43,7 +56,7 @@ def dp_cnn_s() -> nn.Module:
 
 def dp_cnn() -> nn.Module:
     """DP-CNN for 32x32x3 and 10 classes: about 550,000 parameters (random-sparsification, section 6)."""
-    layers: list[nn.Module] = [_Reshape(3, 32, 32)]
+    layers: list[nn.Module] = [_Pictures(3, 32, 32)]
     channels = 3
     for width in (32, 64, 128):
         for _ in range(2):
@@ -104,10 +117,12 @@ def sample_losses(module: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor
 
 
 class FlatModel:
-    """A module whose trainable parameters, and their gradients, are views of one flat float32 vector each."""
+    """A module whose trainable parameters are views of one flat vector, in the order of ``named_parameters``."""
 
-    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
-        module = module.to(device=device, dtype=torch.float32)
+    def __init__(
+        self, module: nn.Module, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        module = module.to(device=device, dtype=dtype)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise ModelError("the model has no trainable parameter")
@@ -118,20 +133,27 @@ class FlatModel:
                     "then has a gradient of its own; use torch.nn.GroupNorm instead"
                 )
         self.module = module
+        self._gradient: Tensor | None = None
         self.shapes = {name: p.shape for name, p in named}
         self.vector = torch.cat([p.detach().reshape(-1) for _, p in named])
-        self.gradient = torch.zeros_like(self.vector)
-        offset = 0
-        for _, parameter in named:
-            count = parameter.numel()
-            parameter.data = self.vector[offset : offset + count].view(parameter.shape)
-            parameter.grad = self.gradient[offset : offset + count].view(parameter.shape)
-            offset += count
+        views = self.named_views(self.vector)
+        for name, parameter in named:
+            parameter.data = views[name]
 
     @property
     def size(self) -> int:
         """d, the number of trainable parameters."""
         return self.vector.numel()
+
+    def zero_gradient(self) -> Tensor:
+        """Return a vector of zeros into which ``backward`` will add the gradient; made when it is first asked for."""
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.vector)
+            views = self.named_views(self._gradient)
+            for name, parameter in self.module.named_parameters():
+                if name in views:
+                    parameter.grad = views[name]
+        return self._gradient.zero_()
 
     def load(self, values: Values) -> None:
         """Overwrite all parameters."""

@@ -116,9 +116,9 @@ def brute_force_clipped_sum(
     module: nn.Module = model.module
     total = np.zeros(kept.size)
     for record, target in zip(inputs, targets, strict=True):
-        model.gradient.zero_()
+        flat = model.zero_gradient()
         sample_losses(module, module(record[None]), target[None]).sum().backward()
-        gradient = model.gradient.double().numpy()[kept]
+        gradient = flat.double().numpy()[kept]
         norm = np.linalg.norm(gradient)
         if np.isfinite(norm):
             total += gradient * min(1.0, clip_norm / norm) if norm > 0 else 0

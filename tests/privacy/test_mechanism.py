@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.clipping.per_record import PerRecordClippedSum
+from client.clipping.book_keeping import ClippedSum
 from client.dpsgd import train_round
 from client.randomness import OsRandomness, RoundRandomness
 from common.models import FlatModel, build, initial_vector
@@ -25,7 +25,7 @@ def test_one_record_changes_the_sum_by_at_most_the_clip_norm(record: list[float]
     model = FlatModel(build(SMALL_MODEL))
     model.load(START)
     clip_norm = 0.25
-    clipped_sum = PerRecordClippedSum(model, KEPT, clip_norm, 8)
+    clipped_sum = ClippedSum(model, KEPT, clip_norm, 8)
     inputs, targets = torch.tensor(DATA.train_inputs[:others]), torch.tensor(DATA.train_targets[:others])
     with_record = torch.cat([inputs, torch.tensor([record], dtype=torch.float32)])
     change = clipped_sum(with_record, torch.cat([targets, torch.tensor([target])])) - clipped_sum(inputs, targets)
@@ -34,12 +34,12 @@ def test_one_record_changes_the_sum_by_at_most_the_clip_norm(record: list[float]
 
 def noise_of(noise_multiplier: float, steps: int = 1) -> np.ndarray:
     """Return the noise in a million released coordinates, in units of the clip norm."""
-    size, records = 1_000_000, 100
-    # A model of a million parameters whose gradient is zero: what is released is noise alone.
+    size, records = 1_000_000, 10
+    # A model of a million parameters on inputs of zero: every gradient is zero, what is released is noise alone.
     plan = small_plan(
         size, mask_kept=size, noise_multiplier=noise_multiplier, clip_norm=2.0, steps=steps, sampling_rate=0.5
     )
-    data = site_data(np.zeros((0, 2), np.float32), np.zeros(0, np.int64), declared_size=records)
+    data = site_data(np.zeros((records, 1000), np.float32), np.zeros(records, np.int64))
     model = FlatModel(torch.nn.Linear(1000, 1000, bias=False))
     moved = train_round(model, data, plan, OsRandomness().for_round("r", 1))
     return moved.astype(np.float64) * 0.5 * records / 2.0
@@ -101,6 +101,6 @@ def test_the_divisor_does_not_depend_on_the_batch() -> None:
     plan = small_plan(START.size, noise_multiplier=1e-6, clip_norm=1e-4, sampling_rate=1.0)
     moved = train_round(model, data, plan, OsRandomness().for_round("r", 1))
     model.load(START)
-    reference = PerRecordClippedSum(model, torch.tensor(plan.mask.indices()), 1e-4, 64)
+    reference = ClippedSum(model, torch.tensor(plan.mask.indices()), 1e-4, 64)
     total = reference(torch.tensor(DATA.train_inputs), torch.tensor(DATA.train_targets)).numpy()
     assert moved == pytest.approx(-total / 1000, abs=1e-8)

@@ -1,0 +1,108 @@
+"""The engine: one forward and one backward pass, in which every layer keeps its own books."""
+
+import torch
+from torch import Tensor
+
+from client.clipping.capture import Layer, capture
+from client.clipping.rule import Contribution, Masks
+from client.clipping.rules import entries_per_record, layers_of, rule_of
+from common.models import FlatModel, channels_last, sample_losses
+
+_WRITTEN_ENTRIES = 1 << 24  # of per-record gradients that may be held at once: 64 MiB
+
+
+class ClippedSum:
+    """Computes the sum over records i of clip(m * g_i, clip_norm) on the kept coordinates.
+
+    Guarantees: adding or removing one record changes the result by at most ``clip_norm`` in L2 norm, up to rounding.
+    A record whose gradient is not finite contributes zero and is counted in ``dropped``, which stays at the site.
+    ``physical_batch_size`` bounds how many records are in memory at once and changes nothing else.
+    """
+
+    def __init__(self, model: FlatModel, kept: Tensor | None, clip_norm: float, physical_batch_size: int) -> None:
+        """Prepare for the coordinates ``kept`` (sorted indices; None where all are kept)."""
+        self._model = model
+        self._clip_norm = clip_norm
+        self._kept_count = model.size if kept is None else kept.numel()
+        masks, self._places = _by_parameter(model, kept)
+        for module in model.module.modules():
+            if getattr(module, "inplace", False):  # nn.ReLU and its like: the books need what they would overwrite
+                module.inplace = False  # type: ignore[assignment]
+        self._layers = []
+        written = 0
+        for name, module in layers_of(model.module):
+            prefix = f"{name}." if name else ""
+            names = [n for n, p in module.named_parameters() if p.requires_grad]
+            layer_masks: Masks = {n: masks[prefix + n] for n in names}
+            self._layers.append(Layer(name, prefix, module, rule_of(module, layer_masks)))
+            written += entries_per_record(module)
+        self._chunk = max(1, min(physical_batch_size, _WRITTEN_ENTRIES // max(1, written)))
+        self.dropped = 0
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the clipped sum of a batch, shape (kept,); an empty batch gives zeros."""
+        total = self._model.vector.new_zeros(self._kept_count)
+        chunks = zip(torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True)
+        for chunk, chunk_targets in chunks:
+            if len(chunk):
+                self._add_chunk(total, chunk, chunk_targets)
+        return total
+
+    def _add_chunk(self, total: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        contributions = self.contributions(inputs, targets)
+        norms = squared_norms(contributions).sqrt()
+        finite = norms.isfinite()
+        if not finite.all():
+            self.dropped += int((~finite).sum())
+            if finite.any():
+                self._add_chunk(total, inputs[finite], targets[finite])
+            return
+        factors = self._clip_norm / norms.clamp(min=self._clip_norm)  # min(1, C / norm), also where the norm is 0
+        self.add_weighted(total, contributions, factors)
+
+    def contributions(self, inputs: Tensor, targets: Tensor) -> list[Contribution]:
+        """Return what every layer adds to a batch: the forward pass, the backward pass and the books."""
+        module = self._model.module
+
+        def loss() -> Tensor:
+            return sample_losses(module, module(channels_last(inputs)), targets).sum()
+
+        calls = capture(self._layers, loss, len(inputs))
+        with torch.no_grad():
+            return [layer.rule.contribution(c) for layer, c in zip(self._layers, calls, strict=True)]
+
+    def add_weighted(self, total: Tensor, contributions: list[Contribution], factors: Tensor) -> None:
+        """Add to ``total`` (kept,) the sum over records of factor * gradient, on the kept coordinates."""
+        with torch.no_grad():
+            for layer, contribution in zip(self._layers, contributions, strict=True):
+                for name, value in contribution.weighted_sum(factors).items():
+                    place, local = self._places[layer.prefix + name]
+                    flat = value.reshape(-1)
+                    total[place] += flat if local is None else flat[local]
+
+
+def squared_norms(contributions: list[Contribution]) -> Tensor:
+    """Return the squared norm of every record's masked gradient, over all layers."""
+    return torch.stack([contribution.squared_norms for contribution in contributions]).sum(0)
+
+
+def _by_parameter(model: FlatModel, kept: Tensor | None) -> tuple[Masks, dict[str, tuple[slice, Tensor | None]]]:
+    """Return each parameter's mask, and where its kept entries stand in the kept vector and in the parameter."""
+    masks: Masks = {}
+    places: dict[str, tuple[slice, Tensor | None]] = {}
+    start = 0
+    if kept is not None:
+        flags = torch.zeros(model.size, dtype=torch.bool, device=kept.device)
+        flags[kept] = True
+        views = model.named_views(flags)
+    for name, shape in model.shapes.items():
+        end = start + shape.numel()
+        if kept is None:
+            masks[name], places[name] = None, (slice(start, end), None)
+        else:
+            low, high = torch.searchsorted(kept, torch.tensor([start, end], device=kept.device)).tolist()
+            whole = high - low == end - start
+            masks[name] = None if whole else views[name]
+            places[name] = slice(low, high), None if whole else kept[low:high] - start
+        start = end
+    return masks, places

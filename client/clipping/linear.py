@@ -1,0 +1,81 @@
+"""nn.Linear: masked norms by one matrix product, no per-record gradient."""
+
+import torch
+from torch import Tensor, nn
+
+from client.clipping.explicit import explicit
+from client.clipping.rule import Call, Contribution, Masks, merged, squared_norms_of
+
+_BLOCK_ENTRIES = 1 << 18  # of a mask, or of per-record gradients, turned into floats at a time: fits a core's cache
+
+
+class LinearRule:
+    """A record's gradient by the weight is the sum over its T positions of b_t a_t^T.
+
+    T = 1: ||M * (b a^T)||^2 = (b^2)^T M (a^2), and the weighted sum is (factor b)^T a: two matrix products.
+    T > 1: if all is kept, ||sum_t b_t a_t^T||^2 = sum_st (b_s . b_t)(a_s . a_t), where that is cheaper than writing the
+    gradient down; else it is written down, a few records at a time. Several calls of a layer are more positions.
+    """
+
+    def __init__(self, layer: nn.Linear, masks: Masks) -> None:
+        self._masks = masks
+
+    def contribution(self, calls: list[Call]) -> Contribution:
+        """Return what the layer adds to the batch; see ``LayerRule``."""
+        inputs = torch.cat([_positions(call.inputs) for call in calls], dim=1)  # (batch, T, in)
+        gradients = torch.cat([_positions(call.gradient) for call in calls], dim=1)  # (batch, T, out)
+        return product_contribution(inputs, gradients, self._masks, "weight", "bias")
+
+
+def product_contribution(inputs: Tensor, gradients: Tensor, masks: Masks, weight: str, bias: str) -> Contribution:
+    """Return the contribution of y = x weight^T + bias, for x (batch, T, in) and gradients by y (batch, T, out)."""
+    parts = []
+    if weight in masks:
+        parts.append(_weight_contribution(inputs, gradients, masks[weight], weight))
+    if bias in masks:
+        parts.append(explicit({bias: gradients.sum(1)}, masks))
+    return parts[0] if len(parts) == 1 else merged(*parts)
+
+
+def _weight_contribution(inputs: Tensor, gradients: Tensor, mask: Tensor | None, name: str) -> Contribution:
+    positions, width = gradients.shape[1], inputs.shape[2] * gradients.shape[2]
+    if positions == 1:
+        norms = _outer_norms(inputs[:, 0], gradients[:, 0], mask)
+    elif mask is None and positions * (inputs.shape[2] + gradients.shape[2]) < width:
+        norms = ((inputs @ inputs.mT) * (gradients @ gradients.mT)).sum((1, 2))
+    else:
+        norms = _written_norms(inputs, gradients, mask)
+
+    def weighted_sum(factors: Tensor) -> dict[str, Tensor]:
+        weighted = (factors[:, None, None] * gradients).flatten(0, 1)  # (batch * T, out)
+        return {name: weighted.T @ inputs.flatten(0, 1)}
+
+    return Contribution(norms, weighted_sum)
+
+
+def _positions(tensor: Tensor) -> Tensor:
+    """Return (batch, ..., features) as (batch, T, features)."""
+    return tensor.unsqueeze(1) if tensor.dim() == 2 else tensor.flatten(1, -2)
+
+
+def _outer_norms(inputs: Tensor, gradients: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ||M * (b a^T)||^2 of every record, for inputs (batch, in) and gradients (batch, out)."""
+    inputs, gradients = inputs * inputs, gradients * gradients
+    if mask is None:
+        return inputs.sum(1) * gradients.sum(1)
+    rows = max(1, _BLOCK_ENTRIES // mask.shape[1])
+    seen = torch.zeros_like(inputs)  # (batch, in): b^2 M
+    for start in range(0, mask.shape[0], rows):
+        # The mask is kept as bytes: as floats it would double the memory of the layer.
+        seen.addmm_(gradients[:, start : start + rows], mask[start : start + rows].to(inputs.dtype))
+    return (seen * inputs).sum(1)
+
+
+def _written_norms(inputs: Tensor, gradients: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ||M * sum_t b_t a_t^T||^2 of every record, writing its gradient down a few records at a time."""
+    records = max(1, _BLOCK_ENTRIES // (inputs.shape[2] * gradients.shape[2]))
+    norms = [
+        squared_norms_of(torch.bmm(b.mT, a), mask)
+        for a, b in zip(torch.split(inputs, records), torch.split(gradients, records), strict=True)
+    ]
+    return torch.cat(norms)

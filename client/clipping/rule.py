@@ -1,0 +1,72 @@
+"""What a layer's rule must give, and what it is given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a layer in a forward pass, with the gradient of the batch's summed loss by its output.
+
+    ``gradient`` has the shape of the output, or is a tuple of such where the layer returned a tuple; None stands in it
+    for an output that the loss does not depend on.
+    """
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    gradient: Any
+
+    @property
+    def inputs(self) -> Tensor:
+        """The first argument: (batch, ...)."""
+        inputs: Tensor = self.arguments[0]
+        return inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one layer adds to a batch.
+
+    ``squared_norms`` (batch,) are those of the masked gradient of every record by this layer's parameters;
+    ``weighted_sum(factors)`` returns, for factors (batch,), the sum over records of factor * gradient by each trainable
+    parameter, by name and in the parameter's shape. Off the mask its entries are arbitrary: nobody reads them.
+    """
+
+    squared_norms: Tensor
+    weighted_sum: Callable[[Tensor], dict[str, Tensor]]
+
+
+class LayerRule(Protocol):
+    """How a kind of layer is book-kept. Made once per layer and mask."""
+
+    def contribution(self, calls: list[Call]) -> Contribution:
+        """Return what the layer adds to the batch, given all its calls in the forward pass (one, as a rule)."""
+        ...
+
+
+Masks = dict[str, Tensor | None]
+"""Of each trainable parameter of a layer: which entries are kept (bool, the parameter's shape); None where all are."""
+
+
+def squared_norms_of(gradients: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the squared norms of explicit per-record gradients (batch, ...), masked in place where there is a mask."""
+    flat = gradients.flatten(1)  # (batch, entries)
+    if mask is not None:
+        flat.mul_(mask.reshape(1, -1))
+    return (flat * flat).sum(1)
+
+
+def weigh(factors: Tensor, gradients: Tensor) -> Tensor:
+    """Return the sum over records of factor * gradient for explicit per-record gradients (batch, ...)."""
+    return (factors @ gradients.flatten(1)).view(gradients.shape[1:])
+
+
+def merged(first: Contribution, second: Contribution) -> Contribution:
+    """Return two contributions of disjoint parameters as one."""
+    return Contribution(
+        first.squared_norms + second.squared_norms,
+        lambda factors: {**first.weighted_sum(factors), **second.weighted_sum(factors)},
+    )
