@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +31,6 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     gradient_sum = _clipped_sum(model, kept, plan) if plan.private else _PlainSum(model, kept, plan)
 
     start = model.vector.clone() if kept is None else model.vector[kept]
-    moved = torch.zeros_like(start)
     velocity = torch.zeros_like(start) if plan.momentum else None
     expected_batch = plan.sampling_rate * data.declared_size
     noise_std = plan.noise_multiplier * plan.clip_norm
@@ -44,12 +42,13 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
             total = total.add_(noise, alpha=noise_std)
         if velocity is not None:
             total = velocity.mul_(plan.momentum).add_(total)
-        moved.sub_(total, alpha=plan.learning_rate / expected_batch)
+        step_size = plan.learning_rate / expected_batch
         if kept is None:
-            torch.add(start, moved, out=model.vector)
+            model.vector.sub_(total, alpha=step_size)
         else:
-            model.vector[kept] = start + moved
-    values: Values = moved.cpu().numpy().astype(np.float32, copy=False)
+            model.vector.index_add_(0, kept, total, alpha=-step_size)
+    moved = (model.vector if kept is None else model.vector[kept]).sub(start)
+    values: Values = moved.cpu().numpy()
     return values
 
 

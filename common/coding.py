@@ -27,7 +27,8 @@ post-processing and costs no privacy.
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ def value_bytes(coding: ValueCoding, kept: int) -> int:
 
 def encode(update: SparseUpdate, coding: ValueCoding) -> bytes:
     """Return ``update`` as bytes; its indices travel only where they are not the shared mask's."""
-    index_part = b"" if update.indices is None else update.indices.astype("<u4").tobytes()
+    index_part = np.empty(0, "<u4") if update.indices is None else update.indices.astype("<u4")
     value_part = _encode_values(update.values, coding)
     header = _HEADER.pack(
         _MAGIC,
@@ -113,11 +114,11 @@ def encode(update: SparseUpdate, coding: ValueCoding) -> bytes:
         update.mask_digest,
         update.size,
         update.values.size,
-        len(index_part),
-        len(value_part),
+        index_part.nbytes,
+        value_part.nbytes,
     )
-    checksum = zlib.crc32(value_part, zlib.crc32(index_part, zlib.crc32(header)))
-    return b"".join((header, _CHECKSUM.pack(checksum), index_part, value_part))
+    checksum = zlib.crc32(value_part.data, zlib.crc32(index_part.data, zlib.crc32(header)))
+    return b"".join((header, _CHECKSUM.pack(checksum), index_part.data, value_part.data))
 
 
 def parts_of(data: bytes) -> PartBytes:
@@ -174,19 +175,19 @@ def decode(data: bytes, *, size: int, max_kept: int, value_coding: ValueCoding) 
     return SparseUpdate(round_number, model_version, mask_digest, size, values, indices)
 
 
-def _encode_values(values: Values, coding: ValueCoding) -> bytes:
+def _encode_values(values: Values, coding: ValueCoding) -> NDArray[Any]:
     match coding:
         case "f32":
-            return values.astype("<f4", copy=False).tobytes()
+            return np.ascontiguousarray(values, "<f4")
         case "f16":
             # Beyond the range of f16 the largest finite value stands in: an infinity would be rejected.
             limit = np.float32(np.finfo(np.float16).max)
-            return np.clip(values, -limit, limit).astype("<f2").tobytes()
+            return np.clip(values, -limit, limit).astype("<f2")
         case "int8":
             largest = float(np.max(np.abs(values), initial=0.0))
             scale = np.float32(largest / 127)
             steps = np.zeros(values.size, np.int8) if scale == 0 else np.rint(values / scale).astype(np.int8)
-            return _INT8_SCALE.pack(scale) + steps.tobytes()
+            return np.frombuffer(_INT8_SCALE.pack(scale) + steps.tobytes(), np.uint8)
 
 
 def _decode_values(part: memoryview, coding: ValueCoding, kept: int) -> Values:
@@ -210,12 +211,16 @@ def _decode_indices(part: memoryview, size: int) -> Indices:
 
 def encode_model(model: Values) -> bytes:
     """Return a whole model as little-endian float32, with its CRC-32 in front."""
-    body = model.astype("<f4", copy=False).tobytes()
-    return _CHECKSUM.pack(zlib.crc32(body)) + body
+    body = np.ascontiguousarray(model, "<f4")
+    return b"".join((_CHECKSUM.pack(zlib.crc32(body.data)), body.data))
 
 
+@lru_cache(maxsize=1)
 def decode_model(data: bytes, size: int) -> Values:
-    """Parse a model of ``size`` parameters; the result is read-only and shares memory with ``data``."""
+    """Parse a model of ``size`` parameters; the result is read-only and shares memory with ``data``.
+
+    Remembers the last one: a process that plays many sites is given the same bytes for each of them.
+    """
     expected = _CHECKSUM.size + 4 * size
     if len(data) != expected:
         raise WireError(f"expected a model of {size} parameters in {expected} bytes, got {len(data)} bytes")

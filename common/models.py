@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -159,7 +160,10 @@ class FlatModel:
         """Overwrite all parameters."""
         if values.shape != (self.size,):
             raise ModelError(f"expected {self.size} parameters, got {values.shape}")
-        self.vector.copy_(torch.tensor(values))
+        if self.vector.device.type == "cpu":
+            np.copyto(self.vector.numpy(), values)
+        else:
+            self.vector.copy_(torch.tensor(values))
 
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters of this model's shapes as views of ``flat`` (d,)."""

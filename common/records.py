@@ -5,6 +5,7 @@ whatever it carries, a second one costs that again, and an Array nearly twice as
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import make_message
@@ -90,7 +91,8 @@ def message_bytes(message: Message) -> int:
     """Return how many bytes Flower serialises for ``message``: the objects that cross the network, each with its head.
 
     The object tree is Message -> RecordDict -> ConfigRecord. Parents hold their child's 64-digit name, not its bytes,
-    so their size is taken on a stand-in without payload: naming a large payload means hashing it several times.
+    so their size is taken on a stand-in without payload: naming a large payload means hashing it several times. A
+    record's size depends on the lengths of its fields alone, so one record of a kind is serialised for all.
     """
     if message.has_error():
         return len(message.deflate())
@@ -99,7 +101,22 @@ def message_bytes(message: Message) -> int:
         return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
     stand_in = RecordDict({name: ConfigRecord() for name in content})
     envelope = make_message(metadata=message.metadata, content=stand_in)
-    return len(envelope.deflate()) + len(stand_in.deflate()) + sum(len(record.deflate()) for record in content.values())
+    return (
+        len(envelope.deflate())
+        + len(stand_in.deflate())
+        + sum(_record_bytes(r) for r in content.config_records.values())
+    )
+
+
+def _record_bytes(record: ConfigRecord) -> int:
+    if all(isinstance(value, bytes) for value in record.values()):
+        return _bytes_of_lengths(tuple((name, len(value)) for name, value in record.items()))  # type: ignore[arg-type]
+    return len(record.deflate())
+
+
+@lru_cache(maxsize=64)
+def _bytes_of_lengths(lengths: tuple[tuple[str, int], ...]) -> int:
+    return len(ConfigRecord({name: bytes(length) for name, length in lengths}).deflate())
 
 
 def _only_record(content: RecordDict, keys: set[str] | None = None) -> ConfigRecord:

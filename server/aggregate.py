@@ -19,8 +19,9 @@ def weighted_mean(updates: Sequence[tuple[Values, float]]) -> Values:
     Summed in float64 in the order given: the same updates in the same order give the same bits.
     """
     total = np.zeros(updates[0][0].shape, np.float64)
+    weighted = np.empty_like(total)
     for values, weight in updates:
-        total += weight * values.astype(np.float64)
+        total += values if weight == 1 else np.multiply(values, weight, out=weighted)
     mean: Values = (total / sum(weight for _, weight in updates)).astype(np.float32)
     return mean
 
