@@ -10,7 +10,7 @@ from client.clipping.self_check import require_agreement
 from client.data import SiteData
 from client.randomness import RoundRandomness
 from common.coding import Values
-from common.models import FlatModel, channels_last, sample_losses
+from common.models import FlatModel
 from common.plan import RoundPlan
 
 
@@ -79,12 +79,13 @@ class _PlainSum:
         self._chunk = plan.physical_batch_size
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        gradient = self._model.zero_gradient()
+        total: Tensor | None = None
         for chunk, chunk_targets in zip(
             torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True
         ):
             if len(chunk):
-                module = self._model.module
-                outputs = module(channels_last(chunk))
-                sample_losses(module, outputs, chunk_targets).sum().backward()  # type: ignore[no-untyped-call]
-        return gradient if self._kept is None else gradient[self._kept]
+                gradient = self._model.gradient(chunk, chunk_targets)
+                total = gradient if total is None else total.add_(gradient)
+        if total is None:
+            total = torch.zeros_like(self._model.vector)
+        return total if self._kept is None else total[self._kept]

@@ -134,7 +134,6 @@ class FlatModel:
                     "then has a gradient of its own; use torch.nn.GroupNorm instead"
                 )
         self.module = module
-        self._gradient: Tensor | None = None
         self.shapes = {name: p.shape for name, p in named}
         self.vector = torch.cat([p.detach().reshape(-1) for _, p in named])
         views = self.named_views(self.vector)
@@ -146,15 +145,13 @@ class FlatModel:
         """d, the number of trainable parameters."""
         return self.vector.numel()
 
-    def zero_gradient(self) -> Tensor:
-        """Return a vector of zeros into which ``backward`` will add the gradient; made when it is first asked for."""
-        if self._gradient is None:
-            self._gradient = torch.zeros_like(self.vector)
-            views = self.named_views(self._gradient)
-            for name, parameter in self.module.named_parameters():
-                if name in views:
-                    parameter.grad = views[name]
-        return self._gradient.zero_()
+    def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient of the summed loss of a batch by the whole vector, shape (d,); not private."""
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        loss = sample_losses(self.module, self.module(channels_last(inputs)), targets).sum()
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        return torch.cat([piece.reshape(-1) for piece in pieces])
 
     def load(self, values: Values) -> None:
         """Overwrite all parameters."""

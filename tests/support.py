@@ -11,7 +11,7 @@ from client.data import SiteData
 from client.randomness import RoundRandomness
 from common.config import RunConfig
 from common.datasets import Dataset
-from common.models import FlatModel, sample_losses
+from common.models import FlatModel
 from common.plan import RoundPlan
 from simulations.run import config_with
 
@@ -113,12 +113,9 @@ def brute_force_clipped_sum(
     model: FlatModel, inputs: torch.Tensor, targets: torch.Tensor, kept: np.ndarray, clip_norm: float
 ) -> np.ndarray:
     """Return the sum over records of clip(m * g_i, clip_norm), one backward pass a record, in float64."""
-    module: nn.Module = model.module
     total = np.zeros(kept.size)
     for record, target in zip(inputs, targets, strict=True):
-        flat = model.zero_gradient()
-        sample_losses(module, module(record[None]), target[None]).sum().backward()
-        gradient = flat.double().numpy()[kept]
+        gradient = model.gradient(record[None], target[None]).double().numpy()[kept]
         norm = np.linalg.norm(gradient)
         if np.isfinite(norm):
             total += gradient * min(1.0, clip_norm / norm) if norm > 0 else 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from client.clipping.book_keeping import ClippedSum, squared_norms
 from common.errors import ModelError
-from common.models import FlatModel, channels_last, sample_losses
+from common.models import FlatModel
 
 _TOLERANCE = 1e-3  # relative; single precision in another order of summation stays far below it
 _RECORDS = 3
@@ -32,10 +32,10 @@ def require_agreement(
     inputs, targets = inputs[:_RECORDS], targets[:_RECORDS]
     # What is drawn here must not shift what the round draws: the check happens once per process.
     with torch.random.fork_rng(devices=[]), _without_dropout(model.module):
-        alone = torch.stack(
-            [_gradient(model, inputs[i : i + 1], targets[i : i + 1], kept) for i in range(len(inputs))]
-        )  # (records, kept)
-        together = _gradient(model, inputs, targets, kept)
+        everything = slice(None) if kept is None else kept
+        one_by_one = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
+        alone = torch.stack([model.gradient(*record)[everything] for record in one_by_one])  # (records, kept)
+        together = model.gradient(inputs, targets)[everything]
         if not alone.isfinite().all():
             return  # a later batch will do
         contributions = engine.contributions(inputs, targets)
@@ -55,16 +55,6 @@ def require_agreement(
             "look for a layer that mixes records (batch statistics, a batch that is not the first dimension)"
         )
     _trusted.add(model)
-
-
-def _gradient(model: FlatModel, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> Tensor:
-    parameters = [p for p in model.module.parameters() if p.requires_grad]
-    loss = sample_losses(model.module, model.module(channels_last(inputs)), targets).sum()
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    flat = torch.cat(
-        [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(parameters, found, strict=True)]
-    )
-    return flat if kept is None else flat[kept]
 
 
 def _worst_parameter(model: FlatModel, difference: Tensor, kept: Tensor | None) -> str:
