@@ -98,9 +98,10 @@ def test_the_divisor_does_not_depend_on_the_batch() -> None:
     data = site_data(DATA.train_inputs, DATA.train_targets, declared_size=1000)
     model = FlatModel(build(SMALL_MODEL))
     model.load(START)
-    plan = small_plan(START.size, noise_multiplier=1e-6, clip_norm=1e-4, sampling_rate=1.0)
+    plan = small_plan(START.size, noise_multiplier=1e-6, clip_norm=0.5, sampling_rate=1.0)
     moved = train_round(model, data, plan, OsRandomness().for_round("r", 1))
     model.load(START)
-    reference = ClippedSum(model, torch.tensor(plan.mask.indices()), 1e-4, 64)
+    reference = ClippedSum(model, torch.tensor(plan.mask.indices()), 0.5, 64)
     total = reference(torch.tensor(DATA.train_inputs), torch.tensor(DATA.train_targets)).numpy()
-    assert moved == pytest.approx(-total / 1000, abs=1e-8)
+    assert moved == pytest.approx(-total / 1000, rel=1e-3, abs=1e-6)
+    assert np.abs(total).max() / 1000 > 1e-2  # so that the comparison means something
