@@ -30,7 +30,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     torch.manual_seed(randomness.module_seed())
     gradient_sum = _clipped_sum(model, kept, plan) if plan.private else _PlainSum(model, kept, plan)
 
-    start = model.vector.clone() if kept is None else model.vector[kept]
+    start = model.vector.clone() if kept is None else model.vector.index_select(0, kept)
     velocity = torch.zeros_like(start) if plan.momentum else None
     expected_batch = plan.sampling_rate * data.declared_size
     noise_std = plan.noise_multiplier * plan.clip_norm
@@ -46,8 +46,8 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
         if kept is None:
             model.vector.sub_(total, alpha=step_size)
         else:
-            model.vector.index_add_(0, kept, total, alpha=-step_size)
-    moved = (model.vector if kept is None else model.vector[kept]).sub(start)
+            model.vector.scatter_add_(0, kept, total * -step_size)
+    moved = (model.vector if kept is None else model.vector.index_select(0, kept)).sub(start)
     values: Values = moved.cpu().numpy()
     return values
 
@@ -88,4 +88,4 @@ class _PlainSum:
                 total = gradient if total is None else total.add_(gradient)
         if total is None:
             total = torch.zeros_like(self._model.vector)
-        return total if self._kept is None else total[self._kept]
+        return total if self._kept is None else total.index_select(0, self._kept)

@@ -22,7 +22,8 @@ class ConvolutionRule:
         self._layer = layer
         self._masks = masks
         mask = masks.get("weight")
-        self._ordered_mask = None if mask is None else _as_2d(mask).permute(0, 2, 3, 1).reshape(-1)
+        ordered = None if mask is None else _as_2d(mask).permute(0, 2, 3, 1).reshape(-1)
+        self._ordered_mask = None if ordered is None else ordered.to(layer.weight.dtype)
 
     def contribution(self, calls: list[Call]) -> Contribution:
         """Return what the layer adds to the batch; see ``LayerRule``."""

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from client.clipping.linear import joined
 from client.clipping.rule import Call, Contribution, Masks
 
 
@@ -19,8 +20,8 @@ class EmbeddingRule:
     def contribution(self, calls: list[Call]) -> Contribution:
         """Return what the layer adds to the batch; see ``LayerRule``."""
         layer = self._layer
-        tokens = torch.cat([call.inputs.reshape(len(call.inputs), -1) for call in calls], dim=1)  # (batch, T)
-        gradients = torch.cat([call.gradient.flatten(1, -2) for call in calls], dim=1)  # (batch, T, width)
+        tokens = joined([call.inputs.reshape(len(call.inputs), -1) for call in calls])  # (batch, T)
+        gradients = joined([call.gradient.flatten(1, -2) for call in calls])  # (batch, T, width)
         batch, positions, width = gradients.shape
         if layer.padding_idx is not None:
             gradients = gradients * (tokens != layer.padding_idx).unsqueeze(2)

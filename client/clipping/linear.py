@@ -22,8 +22,8 @@ class LinearRule:
 
     def contribution(self, calls: list[Call]) -> Contribution:
         """Return what the layer adds to the batch; see ``LayerRule``."""
-        inputs = torch.cat([_positions(call.inputs) for call in calls], dim=1)  # (batch, T, in)
-        gradients = torch.cat([_positions(call.gradient) for call in calls], dim=1)  # (batch, T, out)
+        inputs = joined([_positions(call.inputs) for call in calls])  # (batch, T, in)
+        gradients = joined([_positions(call.gradient) for call in calls])  # (batch, T, out)
         return product_contribution(inputs, gradients, self._masks, "weight", "bias")
 
 
@@ -51,6 +51,11 @@ def _weight_contribution(inputs: Tensor, gradients: Tensor, mask: Tensor | None,
         return {name: weighted.T @ inputs.flatten(0, 1)}
 
     return Contribution(norms, weighted_sum)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Return tensors joined along the positions, without a copy where there is only one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _positions(tensor: Tensor) -> Tensor:

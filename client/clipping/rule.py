@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -48,15 +49,16 @@ class LayerRule(Protocol):
 
 
 Masks = dict[str, Tensor | None]
-"""Of each trainable parameter of a layer: which entries are kept (bool, the parameter's shape); None where all are."""
+"""Of each trainable parameter of a layer: which entries are kept (bytes 0 or 1, its shape); None where all are."""
 
 
 def squared_norms_of(gradients: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the squared norms of explicit per-record gradients (batch, ...), masked in place where there is a mask."""
+    """Return the squared norms of explicit per-record gradients (batch, ...) under a mask, if there is one."""
     flat = gradients.flatten(1)  # (batch, entries)
-    if mask is not None:
-        flat.mul_(mask.reshape(1, -1))
-    return (flat * flat).sum(1)
+    if mask is None:
+        return (flat * flat).sum(1)
+    norms: Tensor = (flat * flat) @ mask.reshape(-1).to(flat.dtype)
+    return norms
 
 
 def weigh(factors: Tensor, gradients: Tensor) -> Tensor:
