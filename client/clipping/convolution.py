@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from client.clipping.explicit import explicit
-from client.clipping.rule import Call, Contribution, Masks, merged, squared_norms_of
+from client.clipping.linear import joined
+from client.clipping.rule import Call, Contribution, Masks, merged
 
 _BLOCK_ENTRIES = 1 << 18  # patches unfolded at a time: fits a core's cache
 
@@ -31,7 +32,8 @@ class ConvolutionRule:
         if "weight" in self._masks:
             parts.append(self._weight(calls))
         if "bias" in self._masks:
-            biases = torch.stack([call.gradient.flatten(2).sum(2) for call in calls]).sum(0)  # (batch, out)
+            positions = tuple(range(2, calls[0].gradient.dim()))
+            biases = joined([call.gradient.sum(positions).unsqueeze(1) for call in calls]).sum(1)  # (batch, out)
             parts.append(explicit({"bias": biases}, self._masks))
         return parts[0] if len(parts) == 1 else merged(*parts)
 
@@ -54,7 +56,9 @@ class ConvolutionRule:
                     torch.bmm(weights, columns, out=target)
                 else:
                     target.baddbmm_(weights, columns)
-            norms[chunk] = squared_norms_of(written[chunk], self._ordered_mask)
+            if self._ordered_mask is not None:
+                written[chunk].mul_(self._ordered_mask)
+            norms[chunk] = torch.linalg.vector_norm(written[chunk], dim=1).square_()  # one pass, while it is in cache
         shape = (groups * outputs, kernel_height, kernel_width, channels)
 
         def weighted_sum(factors: Tensor) -> dict[str, Tensor]:
