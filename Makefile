@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo test lint setup format bench-simulation constraints clean
+.PHONY: help demo test lint setup format bench-simulation bench-step constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -33,6 +33,10 @@ format: $(READY)  ## let ruff format and fix what it can
 
 bench-simulation: $(READY)  ## our Ray engine against a bare loop and against Flower's engine
 	$(BIN)/python -m simulations.benchmarks.simulation
+
+bench-step: $(READY)  ## our clipping engine against plain SGD, Opacus, BackPACK and torch.func; QUICK=1 for a glance
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m simulations.benchmarks.step $(if $(QUICK),--quick)
 
 setup: $(READY)  ## make .venv with everything in it
 

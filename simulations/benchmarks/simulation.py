@@ -1,25 +1,29 @@
-"""What a round costs on our Ray engine, against a bare loop and against Flower's engine that do the same work.
+"""What a round costs on our Ray engine, against a bare loop and against Flower's engine doing the same work.
 
 ``python -m simulations.benchmarks.simulation [--repeats N] [--rounds N] [--quick]``
 
 Two cases. ``training`` has the shape of pfl-research's benchmark: 1,000 sites of 50 pictures, cohorts of 50, one local
-epoch in batches of 10, a CNN of 1.6 million parameters. ``overhead`` asks 1,000 sites for next to nothing, so that
-what is left is the engine. Nothing is private here: per-record gradients would hide the engine behind the mechanism.
+epoch in batches of 10, a CNN of 1.6 million parameters. ``overhead`` asks 1,000 sites for next to nothing: what is left
+is the engine. Nothing is private here, since the cost of clipping each record would hide that of the engine.
 
-Every engine plays every case in a process of its own, in turns, and all must end with the same model. Costs are
-counted from the end of the first round to the end of the last, over the whole tree of processes.
+Every engine runs in processes of its own, and all of them must end with the same model. They take turns, a round each,
+so that whatever else the machine does falls on all alike; a ratio is the median over the rounds of each round's ratio.
+Costs are those of the whole tree of processes, without start-up and without the first round.
 """
 
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -37,88 +41,59 @@ from common.config import ConfigValue, RunConfig
 from common.datasets import Dataset
 from common.errors import FedsieveError
 from server.federation import Member, draw_cohort
+from server.runlog import Event
 from simulations.partition import split
 from simulations.run import Engine, config_with, simulate
 from simulations.seeded import SeededRandomness
 
 _HERE = "simulations.benchmarks.simulation"
 _PROJECT = Path(__file__).resolve().parents[2]
-_TOLERANCE = 1e-4  # largest difference between the final models of two engines: they add in another order
+_RESULT = Path("runs/benchmarks/simulation.json")
+_TOLERANCE = 1e-4  # between the final models of two engines, which round differently
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
 }
-_COMMON: dict[str, ConfigValue] = {
-    "device": "cpu",
-    "private": False,
-    "final-density": 1.0,
-    "evaluate-every": 0,
-    "sites": 1000,
-    "learning-rate": 0.05,
-}
+_SITES = 1000
 _CASES: dict[str, dict[str, ConfigValue]] = {
-    "training": {
-        "dataset": f"{_HERE}:pictures",
-        "model": f"{_HERE}:cnn",
-        "cohort": 50,
-        "sampling-rate": 0.2,
-        "steps-per-round": 5,
-    },
-    "overhead": {
-        "dataset": f"{_HERE}:points",
-        "model": "linear:4-2",
-        "cohort": 0,
-        "sampling-rate": 1.0,
-        "steps-per-round": 1,
-    },
+    "training": {"dataset": f"{_HERE}:pictures", "model": f"{_HERE}:cnn", "cohort": 50, "sampling-rate": 0.2},
+    "overhead": {"dataset": f"{_HERE}:points", "model": "linear:4-2", "cohort": 0, "sampling-rate": 1.0},
 }
-# In the order of a repeat. The bare loop is first: the others must end with its model.
-_TURNS = (
-    ("training", "bare loop"),
-    ("training", "ours"),
-    ("training", "Flower"),
-    ("training", "ours, 1 actor"),
-    ("overhead", "bare loop"),
-    ("overhead", "ours"),
+_STEPS = {"training": 5, "overhead": 1}
+# Who takes turns with whom. Flower's engine stays apart: it polls its nodes even while it has nothing to do.
+_TABLES = (
+    ("training", ("bare loop", "ours")),
+    ("training", ("Flower",)),
+    ("overhead", ("bare loop", "ours")),
 )
-
-Mark = Callable[[], None]
 
 
 def cnn() -> nn.Module:
     """The CNN of pfl-research's CIFAR-10 benchmark without its dropout: 1,626,442 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 14 * 14, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+    convolutions = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*convolutions, nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def pictures() -> Dataset:
-    """Random pictures of CIFAR-10's size, 50 for each of 1,000 sites."""
+    """Random pictures of CIFAR-10's size, 50 a site."""
     rng = np.random.default_rng(1)
-    inputs = rng.integers(0, 256, (50_000, 3, 32, 32), np.uint8)
-    targets = rng.integers(0, 10, 50_000)
+    inputs, targets = rng.integers(0, 256, (50 * _SITES, 3, 32, 32), np.uint8), rng.integers(0, 10, 50 * _SITES)
     return Dataset(inputs, targets, inputs[:1], targets[:1])
 
 
 def points() -> Dataset:
-    """Random points, 2 for each of 1,000 sites."""
+    """Random points, 2 a site."""
     rng = np.random.default_rng(1)
-    inputs = rng.standard_normal((2_000, 4), np.float32)
-    targets = rng.integers(0, 2, 2_000)
+    inputs, targets = rng.standard_normal((2 * _SITES, 4), np.float32), rng.integers(0, 2, 2 * _SITES)
     return Dataset(inputs, targets, inputs[:1], targets[:1])
 
 
-def play_bare_loop(config: RunConfig, mark: Mark) -> Values:
+RoundDone = Callable[[], None]
+
+
+def play_bare_loop(config: RunConfig, round_done: RoundDone) -> Values:
     """Train the same cohorts on the same batches with nothing but torch, in one thread."""
     torch.set_num_threads(1)
     dataset = datasets.load(config.dataset)
@@ -130,33 +105,31 @@ def play_bare_loop(config: RunConfig, mark: Mark) -> Values:
     for round_number in range(1, config.rounds + 1):
         total = torch.zeros_like(current)
         cohort = draw_cohort(members, config.seed, round_number, config.cohort_size)
-        for rows in (shares[member.site] for member in cohort):
-            pass
         for member in cohort:
-            rows = shares[member.site]
             vector_to_parameters(current.clone(), model.parameters())
-            randomness = SeededRandomness(config.seed, member.site).for_round("", round_number)
-            randomness.module_seed()  # a site draws it first
+            randomness = SeededRandomness(config.seed, member.site).for_round(config.name, round_number)
+            randomness.module_seed()  # a site draws it before its batches
             for _ in range(config.steps_per_round):
-                batch = rows[randomness.poisson_sample(rows.size, config.sampling_rate)]
-                inputs = torch.from_numpy(datasets.as_floats(dataset.train_inputs[batch]))
-                losses = F.cross_entropy(model(inputs), torch.from_numpy(dataset.train_targets[batch]), reduction="sum")
+                rows = shares[member.site][randomness.poisson_sample(member.declared_size, config.sampling_rate)]
+                inputs = torch.from_numpy(datasets.as_floats(dataset.train_inputs[rows]))
+                targets = torch.from_numpy(dataset.train_targets[rows])
+                loss = F.cross_entropy(model(inputs), targets, reduction="sum")
                 optimizer.zero_grad()
-                (losses / (config.sampling_rate * rows.size)).backward()
+                (loss / (config.sampling_rate * member.declared_size)).backward()
                 optimizer.step()
             total += parameters_to_vector(model.parameters()).detach() - current
         current = current + total / len(cohort)
-        mark()
+        round_done()
     return current.numpy()
 
 
-def play_ours(config: RunConfig, mark: Mark, actors: int = 0) -> Values:
-    """Run the simulation as ``fedsieve simulate`` does."""
-    return simulate(config, Engine(actors=actors), (lambda event: mark() if event["event"] == "round" else None,)).model
+def play_ours(config: RunConfig, round_done: RoundDone) -> Values:
+    """Do what ``fedsieve simulate`` does."""
+    return simulate(config, Engine(), (_at_end_of_round(round_done),)).model
 
 
-def play_flower(config: RunConfig, mark: Mark) -> Values:
-    """Run the same ServerApp code and the same ClientApp on Flower's simulation engine, with an actor per CPU."""
+def play_flower(config: RunConfig, round_done: RoundDone) -> Values:
+    """Run the same server code and the same ClientApp on Flower's simulation engine, with an actor per CPU."""
     from flwr.app import Context
     from flwr.common.constant import SUPERLINK_NODE_ID
     from flwr.serverapp import Grid, ServerApp
@@ -168,20 +141,20 @@ def play_flower(config: RunConfig, mark: Mark) -> Values:
 
     from server.app import run as run_server
 
-    server_app, models_left = ServerApp(), []
+    server_app = ServerApp()
+    final: list[Values] = []
 
-    def known_members(grid: Grid, sites: int, timeout: float) -> list[Member]:
-        """Return the members without asking them, which alone takes minutes on that engine."""
+    def join(grid: Grid, sites: int, timeout: float) -> list[Member]:
+        """Name the members without asking all nodes who they are, which alone takes minutes on this engine."""
         while len(list(grid.get_node_ids())) < sites:
             time.sleep(0.1)
-        # Flower numbers the partitions in the order in which it made the nodes.
-        return [Member(site, node_id, 1) for site, node_id in enumerate(grid.state.nodes)]  # type: ignore[attr-defined]
+        # Flower numbers its partitions in the order in which it made the nodes.
+        return [Member(site, node, declared_size=1) for site, node in enumerate(grid.state.nodes)]  # type: ignore[attr-defined]
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        with mock.patch("server.app.join", known_members):
-            result = run_server(grid, config, (lambda event: mark() if event["event"] == "round" else None,))
-        models_left.append(result.model)
+        with mock.patch("server.app.join", join):
+            final.append(run_server(grid, config, (_at_end_of_round(round_done),)).model)
 
     run = Run.create_empty(run_id=1)
     run.primary_task_id, run.federation_id, run.override_config = 1, NOOP_FEDERATION_ID, config.to_mapping()
@@ -196,13 +169,16 @@ def play_flower(config: RunConfig, mark: Mark) -> Values:
         run=run,
         is_app=True,
     )
-    return models_left[0]
+    return final[0]
 
 
-_ENGINES: dict[str, Callable[[RunConfig, Mark], Values]] = {
+def _at_end_of_round(round_done: RoundDone) -> Callable[[Event], None]:
+    return lambda event: round_done() if event["event"] == "round" else None
+
+
+_ENGINES: dict[str, Callable[[RunConfig, RoundDone], Values]] = {
     "bare loop": play_bare_loop,
     "ours": play_ours,
-    "ours, 1 actor": lambda config, mark: play_ours(config, mark, actors=1),
     "Flower": play_flower,
 }
 
@@ -218,37 +194,156 @@ def tree_cpu_seconds() -> float:
             continue
         pid = int(entry.parent.name)
         parents[pid] = int(fields[1])
-        ticks[pid] = sum(map(int, fields[11:15]))  # own user and system time, then those of reaped children
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+        ticks[pid] = sum(map(int, fields[11:15]))  # user and system time, its own and that of children it has reaped
+    tree = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(ticks[pid] for pid in tree) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one round cost, as the mean over the rounds after the first."""
+    """What a round cost."""
 
-    cpu_seconds: float
+    cpu: float
     seconds: float
 
 
-def _play(case: str, engine: str, rounds: int, model_file: Path) -> None:
-    """Play one case on one engine in this process; the last line of its output is the cost as JSON."""
-    marks: list[tuple[float, float]] = []
-    with tempfile.TemporaryDirectory() as out:
-        config = config_with({**_COMMON, **_CASES[case], "rounds": 1 + rounds, "name": "benchmark", "out": out})
-        model = _ENGINES[engine](config, lambda: marks.append((tree_cpu_seconds(), time.perf_counter())))
-    np.save(model_file, model)
-    (cpu, seconds), (last_cpu, last_seconds) = marks[0], marks[-1]
-    print(json.dumps(asdict(Cost((last_cpu - cpu) / rounds, (last_seconds - seconds) / rounds))))
+def _play(case: str, engine: str, rounds: int, folder: Path) -> None:
+    """Play a case in this process: after each round say what it cost, then wait for a line on stdin."""
+    began = (0.0, 0.0)
+
+    def round_done() -> None:
+        nonlocal began
+        cost = Cost(tree_cpu_seconds() - began[0], time.perf_counter() - began[1])
+        print(json.dumps({"cost": asdict(cost)}), flush=True)
+        sys.stdin.readline()
+        began = (tree_cpu_seconds(), time.perf_counter())
+
+    shape = {**_CASES[case], "steps-per-round": _STEPS[case], "sites": _SITES, "rounds": 1 + rounds}
+    plain = {"private": False, "final-density": 1.0, "learning-rate": 0.05, "evaluate-every": 0, "device": "cpu"}
+    config = config_with({**shape, **plain, "name": "run", "out": str(folder)})
+    np.save(folder / "model.npy", _ENGINES[engine](config, round_done))
 
 
-def _play_apart(case: str, engine: str, rounds: int, model_file: Path) -> Cost:
-    command = [sys.executable, "-m", _HERE, "--rounds", str(rounds), "--play", case, engine, str(model_file)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **_QUIET}, cwd=_PROJECT, check=False
-    )
-    if done.returncode:
-        raise FedsieveError(f"{engine} failed at {case}:\n{done.stdout}{done.stderr}")
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+class Player:
+    """An engine with a case, in a process of its own, that plays a round whenever it is told to."""
+
+    def __init__(self, case: str, engine: str, rounds: int, stack: ExitStack) -> None:
+        """Start it and have it play the round that does not count."""
+        self.engine = engine
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsieve-")))
+        errors = stack.enter_context((self._folder / "errors").open("w"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _HERE, "--rounds", str(rounds), "--play", case, engine, str(self._folder)],
+            env={**os.environ, **_QUIET},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        stack.callback(self._process.kill)
+        self._cost()
+
+    def play_round(self) -> Cost:
+        """Let it play a round, and return what that cost."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._cost()
+
+    def finish(self) -> Values:
+        """Let it end, and return its final model."""
+        self._process.communicate()
+        if self._process.returncode:
+            raise self._failure()
+        model: Values = np.load(self._folder / "model.npy")
+        return model
+
+    def _cost(self) -> Cost:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:  # Flower and Ray print there too
+            if line.startswith('{"cost"'):
+                return Cost(**json.loads(line)["cost"])
+        raise self._failure()
+
+    def _failure(self) -> FedsieveError:
+        return FedsieveError(f"{self.engine} failed:\n{(self._folder / 'errors').read_text()[-3000:]}")
+
+
+Costs = dict[tuple[str, str], list[Cost]]
+
+
+def measure(repeats: int, rounds: int, say: Callable[[str], None]) -> Costs:
+    """Return what each round of each engine at each case cost; fail where two engines did not do the same work."""
+    costs: Costs = {(case, engine): [] for case, engines in _TABLES for engine in engines}
+    expected: dict[str, Values] = {}
+    for repeat in range(1, repeats + 1):
+        for case, engines in _TABLES:
+            with ExitStack() as stack:
+                players = [Player(case, engine, rounds, stack) for engine in engines]
+                for player in players * rounds:
+                    cost = player.play_round()
+                    costs[case, player.engine].append(cost)
+                    say(f"{repeat}/{repeats} {case}, {player.engine}: {cost.cpu:.2f} CPU s, {cost.seconds:.2f} s")
+                for player in players:
+                    model = player.finish()
+                    apart = float(np.abs(model - expected.setdefault(case, model)).max())  # NaN must fail too
+                    if not apart <= _TOLERANCE:
+                        raise FedsieveError(f"{case}: {player.engine} and {engines[0]} end {apart:g} apart")
+    return costs
+
+
+def _ratio(costs: Costs, engine: str, other: str, what: str) -> float:
+    pairs = zip(costs["training", engine], costs["training", other], strict=True)
+    return statistics.median(getattr(one, what) / getattr(two, what) for one, two in pairs)
+
+
+def _report(costs: Costs, settings: dict[str, int], console: Console) -> None:
+    pairs = zip(costs["overhead", "ours"], costs["overhead", "bare loop"], strict=True)
+    bars = {
+        "cpu_vs_bare_loop": _ratio(costs, "ours", "bare loop", "cpu"),
+        "cpu_vs_flower": _ratio(costs, "Flower", "ours", "cpu"),
+        "overhead_ms_per_site": statistics.median(ours.seconds - bare.seconds for ours, bare in pairs) * 1000 / _SITES,
+    }
+    table = Table("case", "engine", "CPU s / round", "s / round", "CPU / bare loop", "time / bare loop")
+    for case, engine in costs:
+        medians = [
+            statistics.median(getattr(cost, what) for cost in costs[case, engine]) for what in ("cpu", "seconds")
+        ]
+        ratios = [_ratio(costs, engine, "bare loop", what) for what in ("cpu", "seconds")] if case == "training" else []
+        table.add_row(case, engine, *(f"{median:.2f}" for median in medians), *(f"{ratio:.2f}" for ratio in ratios))
+    console.print(table)
+    played = [{"case": key[0], "engine": key[1], **asdict(cost)} for key, rounds in costs.items() for cost in rounds]
+    versions = {name: version(name) for name in ("flwr", "ray", "torch")}
+    result = {**bars, **settings, "cpus": os.cpu_count(), "machine": platform.platform(), **versions, "played": played}
+    _RESULT.parent.mkdir(parents=True, exist_ok=True)
+    _RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print("BAR " + " ".join(f"{name}={value:.3g}" for name, value in bars.items()))
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(prog=f"python -m {_HERE}", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=3, help="times that every engine is started anew (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds that count, each time (default: 2)")
+    parser.add_argument("--quick", action="store_true", help="once: a first look in under three minutes")
+    parser.add_argument("--play", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.play:
+        case, engine, folder = options.play
+        _play(case, engine, options.rounds, Path(folder))
+        return 0
+    settings = {"repeats": 1 if options.quick else options.repeats, "rounds": options.rounds}
+    console = Console()
+    try:
+        costs = measure(**settings, say=lambda text: console.print(text, highlight=False))
+    except FedsieveError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
+    _report(costs, settings, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
