@@ -27,7 +27,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     """
     kept = _kept_on(model, plan)
     device = model.vector.device
-    torch.manual_seed(randomness.module_seed())
+    _seed_modules(randomness.module_seed(), device)
     gradient_sum = _clipped_sum(model, kept, plan) if plan.private else _PlainSum(model, kept, plan)
 
     start = model.vector.clone() if kept is None else model.vector.index_select(0, kept)
@@ -50,6 +50,13 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     moved = (model.vector if kept is None else model.vector.index_select(0, kept)).sub(start)
     values: Values = moved.cpu().numpy()
     return values
+
+
+def _seed_modules(seed: int, device: torch.device) -> None:
+    """Seed what is random inside modules, such as dropout; torch.manual_seed would cost a stack trace for each device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _kept_on(model: FlatModel, plan: RoundPlan) -> Tensor | None:

@@ -32,7 +32,8 @@ def join(grid: Grid, sites: int, timeout: float) -> list[Member]:
                 "lower 'sites' in the run config"
             )
         time.sleep(0.2)
-    questions = [Message(RecordDict(), node_id, "query", ttl=timeout) for node_id in node_ids]
+    nothing = RecordDict()  # one for all: engines send equal contents once
+    questions = [Message(nothing, node_id, "query", ttl=timeout) for node_id in node_ids]
     members: dict[int, Member] = {}
     problems: list[str] = []
     for reply in grid.send_and_receive(questions, timeout=timeout):
