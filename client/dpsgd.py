@@ -53,7 +53,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
 
 
 def _seed_modules(seed: int, device: torch.device) -> None:
-    """Seed what is random inside modules, such as dropout; torch.manual_seed would cost a stack trace for each device."""
+    """Seed what is random inside modules, such as dropout; torch.manual_seed would cost a stack trace every time."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
