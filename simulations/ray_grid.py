@@ -4,9 +4,7 @@ Each actor keeps one model and sees the data set in Ray's shared memory. A round
 carries the actor's whole share of the cohort and streams the replies back as they finish.
 """
 
-import ctypes
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from flwr.common.constant import ErrorCode
 from ray.exceptions import RayActorError
 
 from client.app import app as client_app
+from client.memory import keep_freed_memory
 from common.config import ConfigValue, RunConfig
 from common.datasets import Dataset
 from common.errors import ConfigError
@@ -34,7 +33,6 @@ from simulations.sites import SimulatedSites
 
 _STREAM_EVERY = 0.05  # seconds: replies that finish closer together than this travel in one object
 _MAX_ATTEMPTS = 3
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 @ray.remote
@@ -42,7 +40,7 @@ class SiteActor:
     """Plays any site of the simulation, one at a time."""
 
     def __init__(self, run_config: Mapping[str, ConfigValue], dataset: Dataset, shares: list[Indices]) -> None:
-        _keep_freed_memory()
+        keep_freed_memory()
         self._run_config = run_config
         self._sites = len(shares)
         simulated_sites.provide(SimulatedSites(RunConfig.parse(run_config), dataset, shares))
@@ -180,15 +178,6 @@ class RayGrid(LocalGrid):
             ray.kill(self._actors[share.actor])
             self._actors[share.actor] = self._start_actor()
         self._shares.clear()
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep what tensors free for the next ones: else every step faults the same pages in again."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-                libc.mallopt(option, 1 << 30)
 
 
 def assign(weights: Sequence[int], actors: int) -> list[list[int]]:

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from client.memory import keep_freed_memory
 from common.errors import FedsieveError
 from simulations.benchmarks.step_memory import peak_apart
 from simulations.benchmarks.step_methods import CHANNELS_LAST, NCHW
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # for every method alike, as in the processes that play sites
     warnings.simplefilter("ignore")  # Opacus and BackPACK warn about themselves all the time
     console = Console()
     cells: list[Cell] = []
