@@ -170,7 +170,7 @@ def main() -> None:
                 where = f"{name}, batch {batch}, density {density:g}"
                 cell = race.run(batch, density, lambda doing, where=where: status.update(f"{where}: {doing}"))
                 model_cells.append(cell)
-                console.print(_cell_line(cell), highlight=False)
+                console.print(_cell_line(cell), highlight=False, soft_wrap=True)
             if not options.quick:
                 model_peaks = _measure_memory(model_cells, status)
         console.print(_table(model, model_cells, model_peaks))
