@@ -67,7 +67,14 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
         )
         if config.resume:
             initial = _restore(state, Checkpoint.load(folder.checkpoint), initial, log)
-            log.write("resume", round=state.rounds_done + 1, time=time.time())
+            so_far = state.traffic.uplink
+            log.write(
+                "resume",
+                round=state.rounds_done + 1,
+                time=time.time(),
+                uplink=so_far.parts.total,
+                dense_uplink=so_far.dense,
+            )
         else:
             _log_start(log, folder, config, noise_multiplier, members, initial, evaluate)
         latest: list[Values] = [initial]

@@ -25,7 +25,7 @@ class RunDisplay:
         self._progress = Progress(
             TextColumn("[bold]round"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=8),  # with its text it fits 80 columns
             TextColumn("{task.description}"),
             TimeRemainingColumn(compact=True),
             console=self._console,
@@ -55,6 +55,7 @@ class RunDisplay:
             case "resume":
                 self._folder = Path(self._config.out) / self._config.run_name
                 self._progress.update(self._task, completed=event["round"] - 1)
+                self._uplink, self._dense = event["uplink"], event["dense_uplink"]
                 self._say(f"{self._config.run_name}: going on at round {event['round']}")
             case "round":
                 self._show_round(event)
@@ -62,13 +63,11 @@ class RunDisplay:
     def _show_round(self, event: Event) -> None:
         self._uplink += PartBytes(**event["uplink"]).total
         self._dense += event["dense_uplink"]
-        parts = [f"accuracy {event['accuracy']:.2%}" if event["accuracy"] is not None else "accuracy -"]
+        parts = ["no accuracy" if event["accuracy"] is None else f"accuracy {event['accuracy']:.2%}"]
         parts.append(
-            f"epsilon {words.epsilon(event['epsilon'])}" if event["epsilon"] is not None else "[red]not private[/red]"
+            "[red]not private[/red]" if event["epsilon"] is None else f"epsilon {words.epsilon(event['epsilon'])}"
         )
-        parts.append(
-            f"uplink {words.in_bytes(self._uplink)} ({self._dense / max(1, self._uplink):.1f}x less than dense)"
-        )
+        parts.append(f"up {words.in_bytes(self._uplink)}, saving {self._dense / max(1, self._uplink):.2f}x")
         line = ", ".join(parts)
         self._progress.update(self._task, completed=event["round"], description=line)
         if not self._console.is_terminal:
@@ -98,7 +97,7 @@ class RunDisplay:
             promise = f"epsilon {words.epsilon(result.epsilon)} at delta {self._config.delta:g}"
             table.add_row("privacy", f"{promise}, per record (add or remove one), for every site")
         table.add_row(
-            "uplink", f"{words.in_bytes(result.uplink_bytes)}, {result.uplink_saving:.2f}x less than dense float32"
+            "uplink", f"{words.in_bytes(self._uplink)}, {words.against_dense(self._uplink, self._dense)} float32"
         )
         table.add_row("time", f"{seconds:.1f} s")
         table.add_row("run", str(result.folder))

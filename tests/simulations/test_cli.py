@@ -19,7 +19,7 @@ def test_simulate_prints_a_summary_and_a_line_for_scripts(tmp_path: Path, capsys
     out = capsys.readouterr().out
     last = out.strip().splitlines()[-1]
     assert re.fullmatch(r"BAR accuracy=[01]\.\d{4} epsilon=[78]\.\d{4} uplink_saving=\d+\.\d{3} seconds=\d+\.\d", last)
-    assert "round 3/3: accuracy" in out and "x less than dense" in out
+    assert "round 3/3: accuracy" in out and ", saving " in out and "than dense float32" in out
     files = {path.name for path in (tmp_path / "x").iterdir()}
     assert files == {"run.jsonl", "config.toml", "checkpoint.npz", "report.html"}
 
