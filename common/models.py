@@ -135,10 +135,10 @@ class FlatModel:
                 )
         self.module = module
         self.shapes = {name: p.shape for name, p in named}
-        self.vector = torch.cat([p.detach().reshape(-1) for _, p in named])
+        self.vector = torch.empty(sum(p.numel() for _, p in named), dtype=dtype, device=named[0][1].device)
         views = self.named_views(self.vector)
-        for name, parameter in named:
-            parameter.data = views[name]
+        for name, parameter in named:  # one by one, so that no second copy of the whole model is ever held
+            parameter.data = views[name].copy_(parameter.data)
 
     @property
     def size(self) -> int:

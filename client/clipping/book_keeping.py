@@ -104,6 +104,7 @@ def _by_parameter(model: FlatModel, kept: Tensor | None) -> tuple[Masks, dict[st
             low, high = torch.searchsorted(kept, torch.tensor([start, end], device=kept.device)).tolist()
             whole = high - low == end - start
             masks[name] = None if whole else views[name]
-            places[name] = slice(low, high), None if whole else kept[low:high] - start
+            # Half the width of ``kept`` will do: no parameter has 2^31 entries, and a mask has many.
+            places[name] = slice(low, high), None if whole else (kept[low:high] - start).to(torch.int32)
         start = end
     return masks, places

@@ -4,10 +4,11 @@
 
 A step is the forward pass, the sum of the clipped gradients and the update of the parameters, in one thread, without
 noise and without loading data. All methods of a cell (model, batch size, density) take turns in one process; each must
-first give the clipped sum that ours gives. Times are CPU times, ratios medians over the turns: at least seven, or three
-for peers that are far from the fastest. For densities below one, peers mask their per-sample gradients before they clip
-them; ghost clipping has none, so it runs dense and is checked against our dense sum. Pictures can lie in memory in two
-layouts: each peer runs in the faster one, ours and the plain SGD that it is compared with channels last.
+first give the clipped sum that ours gives. Times are CPU times, ratios medians over the turns: at least seven, but
+three or one for peers whose steps are long and far from the fastest. For densities below one, peers mask their
+per-sample gradients before they clip them; ghost clipping has none, so it runs dense and is checked against our dense
+sum. Pictures can lie in memory in two layouts: each peer runs in the faster one, ours and the plain SGD that it is
+compared with channels last.
 
 The peak memory of each method is measured in a process of its own, from before the model is built.
 """

@@ -17,8 +17,10 @@ from simulations.benchmarks.step_peers import METHODS, OURS, PEERS, PLAIN, PLAIN
 _TURNS = 7
 _MOST_TURNS = 60
 _CELL_SECONDS = 5.0  # cells whose steps are short take more turns, for about so long
-# A peer that is this much slower than the fastest, with steps this long, takes fewer turns: its rank is beyond doubt.
-_SLOW_FACTOR, _SLOW_SECONDS, _SLOW_TURNS = 1.5, 0.3, 3
+# A peer this much slower than the fastest takes fewer turns if its steps are long: its rank is beyond doubt.
+_SLOW_FACTOR = 1.25
+_SLOW_TURNS = ((5.0, 1), (0.3, 3))  # seconds of a step, turns; the first that applies
+_WARM_SECONDS = 2.0  # a step this long is warm after the check
 _TRIAL_STEPS, _TRIAL_BATCH = 3, 256
 _MOST_BYTES = 6e9
 _TOLERANCE = 1e-3  # of a clipped sum against ours, relative: single precision stays far below it
@@ -68,14 +70,15 @@ class Race:
         data = model.batch(batch)
         mask = random_mask(self._size, density)
         task = Task(model, mask, typical_norm(model.network(), *data, mask), _RATE / batch)
-        steps, missing = self._checked(task, data, say)
-        seconds = _take_turns(steps, data, say)
+        steps, first, missing = self._checked(task, data, say)
+        seconds = _take_turns(steps, first, data, say)
         layouts = {name: self._layout(name, task, data) for name in steps}
         return Cell(model.name, batch, density, layouts, seconds, missing)
 
-    def _checked(self, task: Task, data: Batch, say: Say) -> tuple[dict[str, Step], dict[str, str]]:
-        """Return the methods that can run, and why the others cannot; raise if one computes something else."""
+    def _checked(self, task: Task, data: Batch, say: Say) -> tuple[dict[str, Step], dict[str, float], dict[str, str]]:
+        """Return the methods that can run, how long the check took, and why others cannot; raise if a sum is wrong."""
         steps: dict[str, Step] = {}
+        first: dict[str, float] = {}
         missing: dict[str, str] = {}
         dense = METHODS[OURS].build(replace(task, mask=None), "").total(*data)
         masked = METHODS[OURS].build(task, "").total(*data)
@@ -89,7 +92,9 @@ class Race:
                 continue
             try:
                 step = method.build(task, self._layout(name, task, data))
+                start = time.process_time()
                 total = step.total(*data)
+                first[name] = time.process_time() - start
             except Exception as error:  # whatever a peer stumbles over is said in the table
                 if name not in PEERS:
                     raise
@@ -103,7 +108,7 @@ class Race:
                     f"{name} computes another clipped sum than we do at {task.model.name}, batch {len(data[0])}: "
                     f"expected a relative difference below {_TOLERANCE}, got {off:.2g}"
                 )
-        return steps, missing
+        return steps, first, missing
 
     def _layout(self, name: str, task: Task, data: Batch) -> str:
         """Return the memory layout that a method runs in: the faster one in a trial, at most on a batch of 256."""
@@ -119,20 +124,23 @@ class Race:
         return self._layouts[key]
 
 
-def _take_turns(steps: dict[str, Step], data: Batch, say: Say) -> dict[str, list[float]]:
-    """Return the times of the steps of every method, which take turns in an order that changes."""
+def _take_turns(steps: dict[str, Step], first: dict[str, float], data: Batch, say: Say) -> dict[str, list[float]]:
+    """Return the times of the steps of every method, in turns whose order changes; ``first`` are those of the check."""
     say("warming up")
-    first = {name: _timed(step, data) for name, step in steps.items()}
+    first = {name: t if t > _WARM_SECONDS else _timed(steps[name], data) for name, t in first.items()}
     fastest = min((first[peer] for peer in PEERS if peer in first), default=0.0)
-    slow = {p for p in PEERS if first.get(p, 0) > max(_SLOW_FACTOR * fastest, _SLOW_SECONDS)}
+    turns = min(_MOST_TURNS, max(_TURNS, round(_CELL_SECONDS / sum(first.values()))))
+    allowed = dict.fromkeys(steps, turns)
+    for peer in first.keys() & set(PEERS):
+        if first[peer] > _SLOW_FACTOR * fastest:
+            allowed[peer] = next((few for seconds, few in _SLOW_TURNS if first[peer] > seconds), turns)
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = random.Random(1)
-    turns = min(_MOST_TURNS, max(_TURNS, round(_CELL_SECONDS / sum(first.values()))))
     gc.collect()
     gc.disable()
     for turn in range(turns):
         say(f"turn {turn + 1} of {turns}")
-        running = [name for name in steps if turn < _SLOW_TURNS or name not in slow]
+        running = [name for name in steps if turn < allowed[name]]
         for name in order.sample(running, len(running)):
             times[name].append(_timed(steps[name], data))
     gc.enable()
