@@ -174,10 +174,13 @@ class RayGrid(LocalGrid):
 
     def _abandon(self) -> None:
         """After a deadline: actors that are still busy are replaced, so that the next round finds all of them free."""
-        for share in self._shares.values():
-            ray.kill(self._actors[share.actor])
-            self._actors[share.actor] = self._start_actor()
+        busy = {share.actor for share in self._shares.values()}
         self._shares.clear()
+        for actor in busy:
+            ray.kill(self._actors[actor])
+            self._actors[actor] = self._start_actor()
+        # Starting takes seconds, which must not count against the next round's deadline.
+        ray.get([self._actors[actor].where.remote() for actor in busy])
 
 
 def assign(weights: Sequence[int], actors: int) -> list[list[int]]:
