@@ -76,15 +76,14 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    arguments = [*QUICK, *SMALLER, "--rounds", "120", "--out", str(tmp_path), "--name", "x"]
+    arguments = [*QUICK, *SMALLER, "--rounds", "600", "--out", str(tmp_path), "--name", "x"]
     command = [sys.executable, "-W", "ignore", "-m", "simulations.cli", "simulate", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], env=os.environ
     )
-    checkpoint = tmp_path / "x" / "checkpoint.npz"
-    while not checkpoint.exists() and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(0.7)
+    log = tmp_path / "x" / "run.jsonl"
+    while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < 5):
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
