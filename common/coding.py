@@ -184,9 +184,12 @@ def _encode_values(values: Values, coding: ValueCoding) -> NDArray[Any]:
             limit = np.float32(np.finfo(np.float16).max)
             return np.clip(values, -limit, limit).astype("<f2")
         case "int8":
-            largest = float(np.max(np.abs(values), initial=0.0))
-            scale = np.float32(largest / 127)
-            steps = np.zeros(values.size, np.int8) if scale == 0 else np.rint(values / scale).astype(np.int8)
+            scale = np.float32(float(np.max(np.abs(values), initial=0.0)) / 127)
+            # A subnormal scale has too few bits to stay within half a step, or within a byte: all zeros instead.
+            if scale < np.finfo(np.float32).tiny:
+                scale, steps = np.float32(0), np.zeros(values.size, np.int8)
+            else:
+                steps = np.rint(values / scale).astype(np.int8)
             return np.frombuffer(_INT8_SCALE.pack(scale) + steps.tobytes(), np.uint8)
 
 
