@@ -23,8 +23,8 @@ class ClippedSum:
         """Prepare for the coordinates ``kept`` (sorted indices; None where all are kept)."""
         self._model = model
         self._clip_norm = clip_norm
-        self._kept_count = model.size if kept is None else kept.numel()
-        masks, self._places = _by_parameter(model, kept)
+        self._kept = kept
+        masks = _by_parameter(model, kept)
         for module in model.module.modules():
             if getattr(module, "inplace", False):  # nn.ReLU and its like: the books need what they would overwrite
                 module.inplace = False  # type: ignore[assignment]
@@ -32,33 +32,34 @@ class ClippedSum:
         written = 0
         for name, module in layers_of(model.module):
             prefix = f"{name}." if name else ""
-            names = [n for n, p in module.named_parameters() if p.requires_grad]
+            names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
             layer_masks: Masks = {n: masks[prefix + n] for n in names}
-            self._layers.append(Layer(name, prefix, module, rule_of(module, layer_masks)))
+            self._layers.append(Layer(name, prefix, names, module, rule_of(module, layer_masks)))
             written += entries_per_record(module)
         self._chunk = max(1, min(physical_batch_size, _WRITTEN_ENTRIES // max(1, written)))
         self.dropped = 0
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the clipped sum of a batch, shape (kept,); an empty batch gives zeros."""
-        total = self._model.vector.new_zeros(self._kept_count)
+        total: Tensor | None = None
         chunks = zip(torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True)
         for chunk, chunk_targets in chunks:
             if len(chunk):
-                self._add_chunk(total, chunk, chunk_targets)
-        return total
+                total = self._add_chunk(total, chunk, chunk_targets)
+        return self.on_mask(torch.zeros_like(self._model.vector) if total is None else total)
 
-    def _add_chunk(self, total: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    def _add_chunk(self, total: Tensor | None, inputs: Tensor, targets: Tensor) -> Tensor | None:
         contributions = self.contributions(inputs, targets)
         norms = squared_norms(contributions).sqrt()
         finite = norms.isfinite()
         if not finite.all():
             self.dropped += int((~finite).sum())
-            if finite.any():
-                self._add_chunk(total, inputs[finite], targets[finite])
-            return
+            return self._add_chunk(total, inputs[finite], targets[finite]) if finite.any() else total
         factors = self._clip_norm / norms.clamp(min=self._clip_norm)  # min(1, C / norm), also where the norm is 0
+        if total is None:  # not before: the backward pass needs its memory for activations
+            total = torch.zeros_like(self._model.vector)
         self.add_weighted(total, contributions, factors)
+        return total
 
     def contributions(self, inputs: Tensor, targets: Tensor) -> list[Contribution]:
         """Return what every layer adds to a batch: the forward pass, the backward pass and the books."""
@@ -72,13 +73,16 @@ class ClippedSum:
             return [layer.rule.contribution(c) for layer, c in zip(self._layers, calls, strict=True)]
 
     def add_weighted(self, total: Tensor, contributions: list[Contribution], factors: Tensor) -> None:
-        """Add to ``total`` (kept,) the sum over records of factor * gradient, on the kept coordinates."""
+        """Add to ``total`` (d,) the sum over records of factor * gradient; off the mask it becomes arbitrary."""
+        views = self._model.named_views(total)
         with torch.no_grad():
             for layer, contribution in zip(self._layers, contributions, strict=True):
-                for name, value in contribution.weighted_sum(factors).items():
-                    place, local = self._places[layer.prefix + name]
-                    flat = value.reshape(-1)
-                    total[place].add_(flat if local is None else flat.index_select(0, local))
+                into = {name: views[layer.prefix + name] for name in layer.parameters}
+                contribution.add_weighted_sum(factors, into)
+
+    def on_mask(self, total: Tensor) -> Tensor:
+        """Return the kept coordinates (kept,) of ``total`` (d,)."""
+        return total if self._kept is None else total.index_select(0, self._kept)
 
 
 def squared_norms(contributions: list[Contribution]) -> Tensor:
@@ -86,25 +90,11 @@ def squared_norms(contributions: list[Contribution]) -> Tensor:
     return torch.stack([contribution.squared_norms for contribution in contributions]).sum(0)
 
 
-def _by_parameter(model: FlatModel, kept: Tensor | None) -> tuple[Masks, dict[str, tuple[slice, Tensor | None]]]:
-    """Return each parameter's mask, and where its kept entries stand in the kept vector and in the parameter."""
-    masks: Masks = {}
-    places: dict[str, tuple[slice, Tensor | None]] = {}
-    start = 0
-    if kept is not None:
-        # Bytes, not bools: torch turns them into floats six times faster.
-        flags = torch.zeros(model.size, dtype=torch.uint8, device=kept.device)
-        flags[kept] = 1
-        views = model.named_views(flags)
-    for name, shape in model.shapes.items():
-        end = start + shape.numel()
-        if kept is None:
-            masks[name], places[name] = None, (slice(start, end), None)
-        else:
-            low, high = torch.searchsorted(kept, torch.tensor([start, end], device=kept.device)).tolist()
-            whole = high - low == end - start
-            masks[name] = None if whole else views[name]
-            # Half the width of ``kept`` will do: no parameter has 2^31 entries, and a mask has many.
-            places[name] = slice(low, high), None if whole else (kept[low:high] - start).to(torch.int32)
-        start = end
-    return masks, places
+def _by_parameter(model: FlatModel, kept: Tensor | None) -> Masks:
+    """Return each parameter's mask; None where all of it is kept."""
+    if kept is None:
+        return dict.fromkeys(model.shapes)
+    # Bytes, not bools: torch turns them into floats six times faster.
+    flags = torch.zeros(model.size, dtype=torch.uint8, device=kept.device)
+    flags[kept] = 1
+    return {name: None if bool(mask.all()) else mask for name, mask in model.named_views(flags).items()}

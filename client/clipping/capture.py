@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from client.clipping.any_layer import batch_dim
@@ -22,6 +23,7 @@ class Layer:
 
     name: str
     prefix: str
+    parameters: tuple[str, ...]  # the trainable ones, without the prefix
     module: nn.Module
     rule: LayerRule
 
@@ -32,16 +34,30 @@ class _Seen:
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    outputs: list[Tensor]
+    edges: list[GradientEdge]  # where the gradients by the outputs arrive; the outputs themselves need not stay
+    first_output: Tensor  # on the meta device: its shape and type
     rebuild: Callable[[list[Tensor | None]], Any]
     watched: list[tuple[Tensor, int]]  # everything that must not change any more, with its version
 
-    def gradient_from(self, gradients: Iterator[Tensor | None]) -> Any:
-        """Return the next gradients in the shape of the output; what the loss does not depend on has zero or None."""
-        found = [next(gradients) for _ in self.outputs]
+    def call(self, gradients: Iterator[Tensor | None]) -> Call:
+        """Return the call with the next gradients in the shape of the output.
+
+        What the loss does not depend on has zero or None. The arguments let go of the graph that made them.
+        """
+        found = [next(gradients) for _ in self.edges]
         if len(found) == 1 and found[0] is None:
-            found = [torch.zeros_like(self.outputs[0])]
-        return self.rebuild(found)
+            found = [torch.zeros_like(self.first_output, device=_device(self.arguments))]
+        detached: dict[int, Tensor] = {}
+
+        def detach(leaf: Any) -> Any:  # equal tensors stay one tensor: attention asks whether they are
+            return detached.setdefault(id(leaf), leaf.detach()) if isinstance(leaf, Tensor) else leaf
+
+        arguments, keywords = pytree.tree_map(detach, (self.arguments, self.keywords))
+        return Call(arguments, keywords, self.rebuild(found))
+
+
+def _device(tree: Any) -> torch.device:
+    return next(leaf.device for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
 def capture(layers: Sequence[Layer], loss: Callable[[], Tensor], batch: int) -> list[list[Call]]:
@@ -62,15 +78,15 @@ def capture(layers: Sequence[Layer], loss: Callable[[], Tensor], batch: int) -> 
             value = loss()
         for layer, calls in zip(layers, seen, strict=True):
             _check(layer, calls, batch)
-        outputs = [output for calls in seen for call in calls for output in call.outputs]
-        found = torch.autograd.grad(value, outputs, allow_unused=True) if value.requires_grad else [None] * len(outputs)
+        edges = [edge for calls in seen for call in calls for edge in call.edges]
+        found = torch.autograd.grad(value, edges, allow_unused=True) if value.requires_grad else [None] * len(edges)
     finally:
         for hook in hooks:
             hook.remove()
         for parameter in trainable:
             parameter.requires_grad_(True)
     gradients = iter(found)
-    return [[Call(call.arguments, call.keywords, call.gradient_from(gradients)) for call in calls] for calls in seen]
+    return [[call.call(gradients) for call in calls] for calls in seen]
 
 
 @contextmanager
@@ -93,14 +109,17 @@ def _recorder(into: list[_Seen]) -> Callable[[nn.Module, tuple[Any, ...], dict[s
             if not tensor.requires_grad:  # the first layer: its inputs are data and its parameters stand still
                 tensor.requires_grad_()
 
+        count = len(leaves)
+
         def rebuild(gradients: list[Tensor | None]) -> Any:
-            filled: list[Any] = [None] * len(leaves)
+            filled: list[Any] = [None] * count
             for i, gradient in zip(places, gradients, strict=True):
                 filled[i] = gradient
             return pytree.tree_unflatten(filled, shape)
 
-        given = [t for t in pytree.tree_leaves((arguments, keywords)) if isinstance(t, Tensor)]
-        into.append(_Seen(arguments, keywords, outputs, rebuild, [(t, t._version) for t in (*given, *outputs)]))
+        given = [(t, t._version) for t in pytree.tree_leaves((arguments, keywords)) if isinstance(t, Tensor)]
+        edges = [get_gradient_edge(tensor) for tensor in outputs]
+        into.append(_Seen(arguments, keywords, edges, outputs[0].to("meta"), rebuild, given))
 
     return record
 
@@ -114,9 +133,7 @@ def _check(layer: Layer, calls: list[_Seen], batch: int) -> None:
         )
     for call in calls:
         if any(tensor._version != version for tensor, version in call.watched):
-            raise ModelError(
-                f"what layer {layer.name!r} was given or returned is changed in place later on: {_NEW_TENSOR}"
-            )
+            raise ModelError(f"what layer {layer.name!r} was given is changed in place later on: {_NEW_TENSOR}")
         dim = batch_dim(layer.module)
         first = call.arguments[0] if call.arguments else None
         if not isinstance(first, Tensor) or first.dim() <= dim or first.shape[dim] != batch:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from client.clipping.explicit import explicit
 from client.clipping.linear import joined
-from client.clipping.rule import Call, Contribution, Masks, merged
+from client.clipping.rule import Call, Contribution, Masks, Totals, merged
 
 _BLOCK_ENTRIES = 1 << 18  # patches unfolded at a time: fits a core's cache
 
@@ -61,11 +61,10 @@ class ConvolutionRule:
             norms[chunk] = torch.linalg.vector_norm(written[chunk], dim=1).square_()  # one pass, while it is in cache
         shape = (groups * outputs, kernel_height, kernel_width, channels)
 
-        def weighted_sum(factors: Tensor) -> dict[str, Tensor]:
-            ordered = (factors @ written).view(shape)
-            return {"weight": ordered.permute(0, 3, 1, 2).reshape(self._layer.weight.shape)}
+        def add_weighted_sum(factors: Tensor, into: Totals) -> None:
+            _as_2d(into["weight"]).add_((factors @ written).view(shape).permute(0, 3, 1, 2))
 
-        return Contribution(norms, weighted_sum)
+        return Contribution(norms, add_weighted_sum)
 
     def _unfolded(self, call: Call) -> tuple[Tensor, Tensor]:
         """Return a view of the patches (batch, groups, y, x, kernel y, kernel x, in) and b (batch, groups, yx, out)."""

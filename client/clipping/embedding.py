@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from client.clipping.linear import joined
-from client.clipping.rule import Call, Contribution, Masks
+from client.clipping.rule import Call, Contribution, Masks, Totals
 
 
 class EmbeddingRule:
@@ -44,8 +44,7 @@ class EmbeddingRule:
             squares *= self._mask[row_tokens]
         norms = squares.new_zeros(batch).index_add_(0, owners, squares.sum(1))
 
-        def weighted_sum(factors: Tensor) -> dict[str, Tensor]:
-            total = rows.new_zeros(layer.num_embeddings, width)
-            return {"weight": total.index_add_(0, row_tokens, factors[owners].unsqueeze(1) * rows)}
+        def add_weighted_sum(factors: Tensor, into: Totals) -> None:
+            into["weight"].index_add_(0, row_tokens, factors[owners].unsqueeze(1) * rows)
 
-        return Contribution(norms, weighted_sum)
+        return Contribution(norms, add_weighted_sum)

@@ -6,13 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from client.clipping.rule import Call, Contribution, Masks, squared_norms_of, weigh
+from client.clipping.rule import Call, Contribution, Masks, Totals, squared_norms_of
 
 
 def explicit(gradients: dict[str, Tensor], masks: Masks) -> Contribution:
     """Return the contribution of per-record gradients (batch, *parameter shape), by parameter name."""
     norms = torch.stack([squared_norms_of(gradient, masks[name]) for name, gradient in gradients.items()]).sum(0)
-    return Contribution(norms, lambda factors: {name: weigh(factors, g) for name, g in gradients.items()})
+
+    def add_weighted_sum(factors: Tensor, into: Totals) -> None:
+        for name, gradient in gradients.items():
+            into[name].view(-1).addmv_(gradient.flatten(1).T, factors)
+
+    return Contribution(norms, add_weighted_sum)
 
 
 class NormalisationRule:

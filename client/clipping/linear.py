@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from client.clipping.explicit import explicit
-from client.clipping.rule import Call, Contribution, Masks, merged, squared_norms_of
+from client.clipping.rule import Call, Contribution, Masks, Totals, merged, squared_norms_of
 
 _BLOCK_ENTRIES = 1 << 18  # of a mask, or of per-record gradients, turned into floats at a time: fits a core's cache
 
@@ -33,7 +33,8 @@ def product_contribution(inputs: Tensor, gradients: Tensor, masks: Masks, weight
     if weight in masks:
         parts.append(_weight_contribution(inputs, gradients, masks[weight], weight))
     if bias in masks:
-        parts.append(explicit({bias: gradients.sum(1)}, masks))
+        summed = gradients.sum(1) if gradients.shape[1] > 1 else gradients[:, 0]
+        parts.append(explicit({bias: summed}, masks))
     return parts[0] if len(parts) == 1 else merged(*parts)
 
 
@@ -46,11 +47,14 @@ def _weight_contribution(inputs: Tensor, gradients: Tensor, mask: Tensor | None,
     else:
         norms = _written_norms(inputs, gradients, mask)
 
-    def weighted_sum(factors: Tensor) -> dict[str, Tensor]:
-        weighted = (factors[:, None, None] * gradients).flatten(0, 1)  # (batch * T, out)
-        return {name: weighted.T @ inputs.flatten(0, 1)}
+    def add_weighted_sum(factors: Tensor, into: Totals) -> None:
+        weights = factors[:, None, None]
+        if inputs.shape[2] < gradients.shape[2]:  # a weighted copy of the smaller one
+            into[name].addmm_(gradients.flatten(0, 1).T, (weights * inputs).flatten(0, 1))
+        else:
+            into[name].addmm_((weights * gradients).flatten(0, 1).T, inputs.flatten(0, 1))
 
-    return Contribution(norms, weighted_sum)
+    return Contribution(norms, add_weighted_sum)
 
 
 def joined(parts: list[Tensor]) -> Tensor:
@@ -65,15 +69,18 @@ def _positions(tensor: Tensor) -> Tensor:
 
 def _outer_norms(inputs: Tensor, gradients: Tensor, mask: Tensor | None) -> Tensor:
     """Return ||M * (b a^T)||^2 of every record, for inputs (batch, in) and gradients (batch, out)."""
-    inputs, gradients = inputs * inputs, gradients * gradients
     if mask is None:
-        return inputs.sum(1) * gradients.sum(1)
+        lengths = torch.linalg.vector_norm(inputs, dim=1) * torch.linalg.vector_norm(gradients, dim=1)
+        squares: Tensor = lengths.square_()
+        return squares
     rows = max(1, _BLOCK_ENTRIES // mask.shape[1])
     seen = torch.zeros_like(inputs)  # (batch, in): b^2 M
     for start in range(0, mask.shape[0], rows):
         # The mask is kept as bytes: as floats it would double the memory of the layer.
-        seen.addmm_(gradients[:, start : start + rows], mask[start : start + rows].to(inputs.dtype))
-    return (seen * inputs).sum(1)
+        block = slice(start, start + rows)
+        seen.addmm_(gradients[:, block].square(), mask[block].to(inputs.dtype))
+    norms: Tensor = torch.linalg.vecdot(seen.mul_(inputs), inputs)
+    return norms
 
 
 def _written_norms(inputs: Tensor, gradients: Tensor, mask: Tensor | None) -> Tensor:

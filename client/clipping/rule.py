@@ -26,17 +26,22 @@ class Call:
         return inputs
 
 
+Totals = dict[str, Tensor]
+"""By name of a parameter, in its shape: where the sum over the batch is gathered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """What one layer adds to a batch.
 
     ``squared_norms`` (batch,) are those of the masked gradient of every record by this layer's parameters;
-    ``weighted_sum(factors)`` returns, for factors (batch,), the sum over records of factor * gradient by each trainable
-    parameter, by name and in the parameter's shape. Off the mask its entries are arbitrary: nobody reads them.
+    ``add_weighted_sum(factors, into)`` adds, for factors (batch,), the sum over records of factor * gradient by each
+    trainable parameter to ``into``, by name and in the parameter's shape: no copy of a large layer is made on the way.
+    Off the mask what is added is arbitrary: nobody reads it.
     """
 
     squared_norms: Tensor
-    weighted_sum: Callable[[Tensor], dict[str, Tensor]]
+    add_weighted_sum: Callable[[Tensor, Totals], None]
 
 
 class LayerRule(Protocol):
@@ -60,14 +65,11 @@ def squared_norms_of(gradients: Tensor, mask: Tensor | None) -> Tensor:
     return norms
 
 
-def weigh(factors: Tensor, gradients: Tensor) -> Tensor:
-    """Return the sum over records of factor * gradient for explicit per-record gradients (batch, ...)."""
-    return (factors @ gradients.flatten(1)).view(gradients.shape[1:])
-
-
 def merged(first: Contribution, second: Contribution) -> Contribution:
     """Return two contributions of disjoint parameters as one."""
-    return Contribution(
-        first.squared_norms + second.squared_norms,
-        lambda factors: {**first.weighted_sum(factors), **second.weighted_sum(factors)},
-    )
+
+    def add_weighted_sum(factors: Tensor, into: Totals) -> None:
+        first.add_weighted_sum(factors, into)
+        second.add_weighted_sum(factors, into)
+
+    return Contribution(first.squared_norms + second.squared_norms, add_weighted_sum)

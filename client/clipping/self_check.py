@@ -39,8 +39,9 @@ def require_agreement(
         if not alone.isfinite().all():
             return  # a later batch will do
         contributions = engine.contributions(inputs, targets)
-        total = torch.zeros_like(alone[0])
+        total = torch.zeros_like(model.vector)
         engine.add_weighted(total, contributions, torch.ones(len(inputs), dtype=total.dtype, device=total.device))
+        total = engine.on_mask(total)
     scale = alone.norm(dim=1).sum() + together.norm()
     if (total - together).norm() > _TOLERANCE * scale:
         worst = _worst_parameter(model, total - together, kept)

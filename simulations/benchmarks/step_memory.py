@@ -4,6 +4,9 @@
 """
 
 import contextlib
+import ctypes
+import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +26,9 @@ _STEPS = 3
 def peak_apart(model: str, method: str, batch: int, density: float, layout: str) -> int:
     """Return the peak memory of a step in bytes, measured in a new process."""
     command = [sys.executable, "-W", "ignore", "-m", _HERE, model, method, str(batch), str(density), layout]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=_PROJECT, check=False)
+    # Large blocks go back to the system as soon as they are freed: the peak is then what was in use at one time.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_PROJECT, env=environment, check=False)
     if done.returncode:
         raise FedsieveError(f"{method} failed at {model} when its memory was measured:\n{done.stdout}{done.stderr}")
     return int(done.stdout.splitlines()[-1])
@@ -37,8 +42,14 @@ def _peak(model_name: str, method: str, batch: int, density: float, layout: str)
     model = MODELS[model_name]
     inputs, targets = model.batch(batch, screened=False)
     mask = random_mask(size_of(model.network()), density)
+    task = Task(model, mask, clip_norm=1.0, rate=1e-4 / batch)
+    # A first step loads code and lets libraries set up their buffers: megabytes that are not the method's data.
+    METHODS[method].build(task, layout)(inputs[:2], targets[:2])
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     before = _status("VmRSS")
-    step = METHODS[method].build(Task(model, mask, clip_norm=1.0, rate=1e-4 / batch), layout)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    step = METHODS[method].build(task, layout)
     for _ in range(_STEPS):
         step(inputs, targets)
     # Not getrusage: its maximum includes the process that started this one, which was large.

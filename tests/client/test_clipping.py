@@ -98,7 +98,17 @@ def wave(*layers: nn.Module, width: int) -> nn.Module:
 
 
 # One row for every kind of layer: what the inputs are, and a network around the layer.
+class ChangedOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(self.first(inputs).tanh()).mul_(2)
+
+
 NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "output changed in place": ("vectors", ChangedOutput),
     "linear": ("vectors", lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))),
     "linear without bias": ("vectors", lambda: nn.Linear(FEATURES, CLASSES, bias=False)),
     "linear on sequences": ("tokens", lambda: Tokens(nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 6)))),
@@ -327,18 +337,19 @@ class SequenceFirst(nn.Module):
         return self.linear(self.embedding(tokens).transpose(0, 1)).mean(0)
 
 
-class InPlace(nn.Module):
+class ChangedInput(nn.Module):
     def __init__(self, late: bool) -> None:
         super().__init__()
         self.late = late
         self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.first(inputs)
-        if self.late:
-            hidden = self.second(hidden.tanh())
-            return hidden.mul_(2)
-        return self.second(hidden.mul_(2))
+        if not self.late:
+            return self.second(self.first(inputs).mul_(2))
+        hidden = self.first(inputs) + 1
+        outputs = self.second(hidden)
+        hidden.mul_(2)
+        return outputs
 
 
 def tied() -> nn.Module:
@@ -354,8 +365,8 @@ def tied() -> nn.Module:
         (lambda: Functional(call_too=True), "vectors", 5, "parameter 'linear.weight' is not the sum of its layer's"),
         (Centred, "vectors", 5, "depends on the other records"),
         (SequenceFirst, "tokens", 5, "'linear' expected an input whose dimension 0 is the 3 records"),
-        (lambda: InPlace(late=True), "vectors", 5, "'second' was given or returned is changed in place"),
-        (lambda: InPlace(late=False), "vectors", 5, "changes a layer's output in place"),
+        (lambda: ChangedInput(late=True), "vectors", 5, "'second' was given is changed in place"),
+        (lambda: ChangedInput(late=False), "vectors", 5, "changes a layer's output in place"),
     ],
 )
 def test_models_that_cannot_be_clipped_are_refused_by_name(
