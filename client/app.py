@@ -11,8 +11,8 @@ from typing import Protocol
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from common.errors import FederationError, PlanRefused, WireError
-from common.records import Introduction, Refusal, Release, Request
+from common.errors import FederationError, ModelMissing, PlanRefused, WireError
+from common.records import Introduction, ModelWanted, Refusal, Release, Request
 
 
 class OpenSite(Protocol):
@@ -40,11 +40,13 @@ def introduce(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Have the site carry out the plan; a refusal is an answer, not a failure."""
-    answer: Release | Refusal
+    """Have the site carry out the plan; a refusal, or a wish for the whole model, is an answer and not a failure."""
+    answer: Release | Refusal | ModelWanted
     try:
         request = Request.from_content(message.content)
         answer = Release(_open_site(context).train(request.plan, request.model))
+    except ModelMissing:
+        answer = ModelWanted()
     except (PlanRefused, WireError) as refused:
         answer = Refusal(str(refused))
     return Message(answer.to_content(), reply_to=message)

@@ -1,28 +1,64 @@
 """The Site: carries out a plan on its own data and returns nothing but a coded update."""
 
+from collections import OrderedDict
+
 import torch
 
 from client.data import SiteData
 from client.dpsgd import train_round
 from client.randomness import Randomness
-from common import coding, models
-from common.coding import SparseUpdate
+from common import broadcast, coding, models
+from common.coding import SparseUpdate, Values
 from common.errors import ConfigError, PlanRefused
 from common.plan import RoundPlan
 
 
 class Workbench:
-    """The models that this process trains, built once each and lent to one site at a time."""
+    """The models that this process trains, built once each and lent to one site at a time.
 
-    def __init__(self, device: str = "auto") -> None:
+    ``shelf`` holds the broadcast models that came last, by digest: the next one may come as a difference from them.
+    """
+
+    def __init__(self, device: str = "auto", shelf_size: int = 2) -> None:
         self._device = _resolve_device(device)
         self._models: dict[str, models.FlatModel] = {}
+        self.shelf = Shelf(shelf_size)
 
     def model(self, name: str) -> models.FlatModel:
         """Return the model of that name; its parameters are whatever its last user left."""
         if name not in self._models:
             self._models[name] = models.FlatModel(models.build(name), self._device)
         return self._models[name]
+
+
+class Shelf:
+    """The broadcast models that were received last, by digest: at most ``size`` of them, the latest used stay."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: OrderedDict[str, Values] = OrderedDict()
+
+    def get(self, digest: str) -> Values | None:
+        """Return the model of that digest, if it is held."""
+        if digest in self._held:
+            self._held.move_to_end(digest)
+        return self._held.get(digest)
+
+    def received(self, plan: RoundPlan, data: bytes) -> Values:
+        """Return the model that ``plan`` starts from, and hold it; ``data`` is what came with the plan.
+
+        A process that plays many sites is given the same model for each of them and decodes it once.
+        """
+        model = self.get(plan.model_digest)
+        if model is None:
+            model = self._held[plan.model_digest] = broadcast.decode(data, plan, self.get)
+            while len(self._held) > self._size:
+                self._held.popitem(last=False)
+        return model
+
+    def clear(self) -> None:
+        """Forget everything, as a restart does."""
+        self._held.clear()
 
 
 class Site:
@@ -42,17 +78,20 @@ class Site:
         """Carry out a plan from the given model and return the coded update.
 
         Raises WireError for bytes that are not a plan or a model, PlanRefused for a plan that this site cannot or will
-        not carry out; in both cases nothing was spent.
+        not carry out, ModelMissing where the model came as a difference from one that is not held here; in all cases
+        nothing was spent.
         """
         plan = RoundPlan.from_bytes(plan_bytes)
         model = self._workbench.model(plan.model)
         if model.size != plan.mask.size:
             raise PlanRefused(f"plan speaks of {plan.mask.size} parameters, but {plan.model} has {model.size} here")
-        model.load(coding.decode_model(model_bytes, model.size))
+        model.load(self._workbench.shelf.received(plan, model_bytes))
         randomness = self._randomness.for_round(plan.run, plan.round)
         values = train_round(model, self._data, plan, randomness)
-        update = SparseUpdate(plan.round, plan.model_version, plan.mask.digest(), plan.mask.size, values)
-        return coding.encode(update, plan.value_coding)
+        mask = plan.mask
+        indices = None if plan.index_coding == "seed" else mask.indices()
+        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, values, indices)
+        return coding.encode(update, plan.value_coding, plan.index_coding, plan.grid_step(self.declared_size))
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -7,8 +7,10 @@ field                 bytes   meaning
 ====================  ======  =========================================================================
 magic                 4       ``FSVU``
 version               1       1
-index coding          1       0 ``seed`` (the mask of the plan: nothing travels), 1 ``explicit`` (uint32)
-value coding          1       0 ``f32``, 1 ``f16``, 2 ``int8`` (a float32 scale, then one byte a value)
+index coding          1       0 ``seed`` (the mask of the plan: nothing travels), 1 ``raw`` (uint32),
+                              2 ``compact`` (``common.indices``)
+value coding          1       0 ``f32``, 1 ``f16``, 2 ``int8`` (a float32 scale, then one byte a value),
+                              3 ``calibrated`` (integers on a grid that both sides know: ``common.integers``)
 reserved              1       0
 round                 4       the round that it answers
 model version         4       the model that it started from
@@ -22,23 +24,29 @@ checksum              4       CRC-32 of everything else
 
 Every length is checked against the plan before anything is allocated. Coding comes after the noise: it is
 post-processing and costs no privacy.
+
+``calibrated`` rounds a value to the nearest multiple of ``grid_step`` = grid * s, with s the std of the noise in a
+released coordinate (``common.plan.release_noise_std``). The rounding error is at most half a step; the noise acts as
+its dither, so it has mean zero (up to exp(-2 pi^2 / grid^2)) and adds grid^2 / 12 to the variance s^2.
 """
 
 import struct
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import WireError
-from common.mask import Indices, MaskSpec
+from common.indices import decode_indices, encode_indices
+from common.integers import Integers, decode_integers, encode_integers, largest_bytes
+from common.mask import Indices
 
 Values = NDArray[np.float32]
-ValueCoding = Literal["f32", "f16", "int8"]
-IndexCoding = Literal["seed", "explicit"]
+ValueCoding = Literal["f32", "f16", "int8", "calibrated"]
+IndexCoding = Literal["seed", "raw", "compact"]
+ModelCoding = Literal["calibrated", "f32", "f16"]
 
 _MAGIC = b"FSVU"
 _VERSION = 1
@@ -46,11 +54,12 @@ _HEADER = struct.Struct("<4sBBBBIIIIIII")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
-_INDEX_CODES: dict[IndexCoding, int] = {"seed": 0, "explicit": 1}
-_VALUE_CODES: dict[ValueCoding, int] = {"f32": 0, "f16": 1, "int8": 2}
+_INDEX_CODES: dict[IndexCoding, int] = {"seed": 0, "raw": 1, "compact": 2}
+_VALUE_CODES: dict[ValueCoding, int] = {"f32": 0, "f16": 1, "int8": 2, "calibrated": 3}
 _INDEX_NAMES = {code: name for name, code in _INDEX_CODES.items()}
 _VALUE_NAMES = {code: name for name, code in _VALUE_CODES.items()}
 _INT8_SCALE = struct.Struct("<f")
+_NOT_FINITE = -(2**31)  # what a value that is no number is on the grid: it arrives as NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +97,8 @@ class PartBytes:
         )
 
 
-def value_bytes(coding: ValueCoding, kept: int) -> int:
-    """Return the exact length of the value part of ``kept`` values."""
+def largest_value_bytes(coding: ValueCoding, kept: int) -> int:
+    """Return the length of the value part of ``kept`` values: the exact one, or, for ``calibrated``, a bound."""
     match coding:
         case "f32":
             return 4 * kept
@@ -97,16 +106,34 @@ def value_bytes(coding: ValueCoding, kept: int) -> int:
             return 2 * kept
         case "int8":
             return _INT8_SCALE.size + kept
+        case "calibrated":
+            return largest_bytes(kept)
 
 
-def encode(update: SparseUpdate, coding: ValueCoding) -> bytes:
-    """Return ``update`` as bytes; its indices travel only where they are not the shared mask's."""
-    index_part = np.empty(0, "<u4") if update.indices is None else update.indices.astype("<u4")
-    value_part = _encode_values(update.values, coding)
+def largest_index_bytes(coding: IndexCoding, size: int, kept: int) -> int:
+    """Return the length of the index part of ``kept`` of ``size`` coordinates: the exact one, or a bound."""
+    match coding:
+        case "seed":
+            return 0
+        case "raw":
+            return 4 * kept
+        case "compact":
+            return 1 + -(-size // 8)
+
+
+def encode(
+    update: SparseUpdate, coding: ValueCoding, index_coding: IndexCoding = "seed", grid_step: float = 0.0
+) -> bytes:
+    """Return ``update`` as bytes; its indices, if it has any, travel under ``index_coding``.
+
+    ``grid_step`` is that of ``calibrated`` and of no other coding.
+    """
+    index_part = _encode_indices(update, index_coding)
+    value_part = _encode_values(update.values, coding, grid_step)
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
-        _INDEX_CODES["seed" if update.indices is None else "explicit"],
+        _INDEX_CODES[index_coding],
         _VALUE_CODES[coding],
         0,
         update.round,
@@ -114,11 +141,11 @@ def encode(update: SparseUpdate, coding: ValueCoding) -> bytes:
         update.mask_digest,
         update.size,
         update.values.size,
-        index_part.nbytes,
-        value_part.nbytes,
+        len(index_part),
+        len(value_part),
     )
-    checksum = zlib.crc32(value_part.data, zlib.crc32(index_part.data, zlib.crc32(header)))
-    return b"".join((header, _CHECKSUM.pack(checksum), index_part.data, value_part.data))
+    checksum = zlib.crc32(value_part, zlib.crc32(index_part, zlib.crc32(header)))
+    return b"".join((header, _CHECKSUM.pack(checksum), index_part, value_part))
 
 
 def parts_of(data: bytes) -> PartBytes:
@@ -127,8 +154,16 @@ def parts_of(data: bytes) -> PartBytes:
     return PartBytes(index=index_length, values=value_length, header=HEADER_BYTES)
 
 
-def decode(data: bytes, *, size: int, max_kept: int, value_coding: ValueCoding) -> SparseUpdate:
-    """Parse an update of a model of ``size`` parameters: at most ``max_kept`` values, coded as ``value_coding``.
+def decode(
+    data: bytes,
+    *,
+    size: int,
+    max_kept: int,
+    value_coding: ValueCoding,
+    index_coding: IndexCoding = "seed",
+    grid_step: float = 0.0,
+) -> SparseUpdate:
+    """Parse an update of a model of ``size`` parameters: at most ``max_kept`` values, coded as asked for.
 
     Guarantees: the result has finite or non-finite values exactly as sent, indices (if any) sorted, unique and below
     ``size``; any other input is a WireError, found before memory is allocated for it.
@@ -157,12 +192,19 @@ def decode(data: bytes, *, size: int, max_kept: int, value_coding: ValueCoding) 
         raise WireError(f"unknown coding: index {index_code}, values {value_code}")
     if (coding := _VALUE_NAMES[value_code]) != value_coding:
         raise WireError(f"expected values coded as {value_coding}, got {coding}")
+    if (found := _INDEX_NAMES[index_code]) != index_coding:
+        raise WireError(f"expected indices coded as {index_coding}, got {found}")
     if update_size != size:
         raise WireError(f"expected an update of a model of {size} parameters, got {update_size}")
     if kept > max_kept:
         raise WireError(f"expected at most {max_kept} values, got {kept}")
-    explicit = _INDEX_NAMES[index_code] == "explicit"
-    if value_length != value_bytes(coding, kept) or index_length != (4 * kept if explicit else 0):
+    value_limit, index_limit = largest_value_bytes(coding, kept), largest_index_bytes(index_coding, size, kept)
+    if (
+        value_length > value_limit
+        or index_length > index_limit
+        or (value_length < value_limit and coding != "calibrated")
+        or (index_length < index_limit and index_coding != "compact")
+    ):
         raise WireError(f"lengths disagree: {kept} values, {index_length} index bytes, {value_length} value bytes")
     if len(data) != HEADER_BYTES + index_length + value_length:
         raise WireError(f"expected {HEADER_BYTES + index_length + value_length} bytes in all, got {len(data)}")
@@ -170,19 +212,34 @@ def decode(data: bytes, *, size: int, max_kept: int, value_coding: ValueCoding) 
     body = memoryview(data)[HEADER_BYTES:]
     if zlib.crc32(body, zlib.crc32(data[: _HEADER.size])) != checksum:
         raise WireError("the checksum does not match: the update was damaged on its way")
-    indices = _decode_indices(body[:index_length], size) if explicit else None
-    values = _decode_values(body[index_length:], coding, kept)
+    indices = _decode_indices(body[:index_length], index_coding, size, kept)
+    values = _decode_values(body[index_length:], coding, kept, grid_step)
     return SparseUpdate(round_number, model_version, mask_digest, size, values, indices)
 
 
-def _encode_values(values: Values, coding: ValueCoding) -> NDArray[Any]:
+def to_grid(values: NDArray[np.floating[Any]], grid_step: float) -> Integers:
+    """Return the nearest multiples of ``grid_step``, as integers; what is not finite becomes the smallest int32."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.rint(np.asarray(values, np.float64) / grid_step)
+    steps = np.where(np.isfinite(values), np.clip(steps, _NOT_FINITE + 1, -(_NOT_FINITE + 1)), _NOT_FINITE)
+    return steps.astype(np.int32)
+
+
+def from_grid(steps: Integers, grid_step: float) -> Values:
+    """Return the values that integers on the grid stand for: one IEEE product each, the same on every machine."""
+    values: Values = (steps * np.float64(grid_step)).astype(np.float32)
+    values[steps == _NOT_FINITE] = np.nan
+    return values
+
+
+def _encode_values(values: Values, coding: ValueCoding, grid_step: float) -> bytes:
     match coding:
         case "f32":
-            return np.ascontiguousarray(values, "<f4")
+            return np.ascontiguousarray(values, "<f4").tobytes()
         case "f16":
             # Beyond the range of f16 the largest finite value stands in: an infinity would be rejected.
             limit = np.float32(np.finfo(np.float16).max)
-            return np.clip(values, -limit, limit).astype("<f2")
+            return np.clip(values, -limit, limit).astype("<f2").tobytes()
         case "int8":
             scale = np.float32(float(np.max(np.abs(values), initial=0.0)) / 127)
             # A subnormal scale has too few bits to stay within half a step, or within a byte: all zeros instead.
@@ -190,10 +247,12 @@ def _encode_values(values: Values, coding: ValueCoding) -> NDArray[Any]:
                 scale, steps = np.float32(0), np.zeros(values.size, np.int8)
             else:
                 steps = np.rint(values / scale).astype(np.int8)
-            return np.frombuffer(_INT8_SCALE.pack(scale) + steps.tobytes(), np.uint8)
+            return _INT8_SCALE.pack(scale) + steps.tobytes()
+        case "calibrated":
+            return encode_integers(to_grid(values, grid_step))
 
 
-def _decode_values(part: memoryview, coding: ValueCoding, kept: int) -> Values:
+def _decode_values(part: memoryview, coding: ValueCoding, kept: int, grid_step: float) -> Values:
     match coding:
         case "f32":
             return np.frombuffer(part, "<f4", kept).astype(np.float32, copy=False)
@@ -203,36 +262,26 @@ def _decode_values(part: memoryview, coding: ValueCoding, kept: int) -> Values:
             (scale,) = _INT8_SCALE.unpack_from(part)
             steps = np.frombuffer(part, np.int8, kept, offset=_INT8_SCALE.size)
             return steps.astype(np.float32) * np.float32(scale)
+        case "calibrated":
+            return from_grid(decode_integers(part, kept), grid_step)
 
 
-def _decode_indices(part: memoryview, size: int) -> Indices:
+def _encode_indices(update: SparseUpdate, coding: IndexCoding) -> bytes:
+    if (update.indices is None) != (coding == "seed"):
+        raise ValueError(f"expected indices exactly where they travel, got {coding} and indices={update.indices}")
+    if update.indices is None:
+        return b""
+    if coding == "compact":
+        return encode_indices(update.indices, update.size)
+    return update.indices.astype("<u4").tobytes()
+
+
+def _decode_indices(part: memoryview, coding: IndexCoding, size: int, kept: int) -> Indices | None:
+    if coding == "seed":
+        return None
+    if coding == "compact":
+        return decode_indices(part, size, kept)
     indices = np.frombuffer(part, "<u4").astype(np.int64)
     if indices.size and (indices[-1] >= size or np.any(np.diff(indices) <= 0)):
         raise WireError(f"expected sorted, unique indices below {size}")
     return indices
-
-
-def encode_model(model: Values) -> bytes:
-    """Return a whole model as little-endian float32, with its CRC-32 in front."""
-    body = np.ascontiguousarray(model, "<f4")
-    return b"".join((_CHECKSUM.pack(zlib.crc32(body.data)), body.data))
-
-
-@lru_cache(maxsize=1)
-def decode_model(data: bytes, size: int) -> Values:
-    """Parse a model of ``size`` parameters; the result is read-only and shares memory with ``data``.
-
-    Remembers the last one: a process that plays many sites is given the same bytes for each of them.
-    """
-    expected = _CHECKSUM.size + 4 * size
-    if len(data) != expected:
-        raise WireError(f"expected a model of {size} parameters in {expected} bytes, got {len(data)} bytes")
-    body = memoryview(data)[_CHECKSUM.size :]
-    if zlib.crc32(body) != _CHECKSUM.unpack_from(data)[0]:
-        raise WireError("the checksum does not match: the model was damaged on its way")
-    return np.frombuffer(body, "<f4").astype(np.float32, copy=False)
-
-
-def mask_of(update: SparseUpdate, mask: MaskSpec) -> Indices:
-    """Return the coordinates that ``update`` speaks about, given the plan's mask."""
-    return mask.indices() if update.indices is None else update.indices

@@ -9,6 +9,7 @@
     ├── AccountingError     a privacy account cannot be computed or calibrated as asked
     ├── WireError           bytes from the other side are not what they claim to be
     ├── PlanRefused         a site will not carry out a plan; nothing was spent
+    ├── ModelMissing        a site does not hold the model that a plan builds on; nothing was spent
     ├── RunFolderError      the files of a run are missing, damaged or belong to another run
     └── FederationError     the sites that a run needs did not come, or answered nonsense when joining
 
@@ -42,6 +43,10 @@ class WireError(FedsieveError):
 
 class PlanRefused(FedsieveError):  # noqa: N818 - it is an answer, not a fault
     """A site will not carry out a plan; nothing was spent."""
+
+
+class ModelMissing(FedsieveError):  # noqa: N818 - it is an answer, not a fault
+    """A site does not hold the model that a plan builds on; nothing was spent."""
 
 
 class RunFolderError(FedsieveError):

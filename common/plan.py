@@ -2,11 +2,12 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from common.accounting import Charge
-from common.coding import ValueCoding
+from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, WireError
 from common.mask import MaskSpec
 
@@ -20,6 +21,9 @@ class RoundPlan:
 
     ``sampling_rate`` q, ``clip_norm`` C and ``noise_multiplier`` z are those of each of the ``steps`` noisy updates.
     A plan that is not ``private`` has neither clipping nor noise and cannot be charged.
+    ``grid`` is the step of ``calibrated`` values over the std of their noise. ``model_digest`` names the model to start
+    from (``common.broadcast.digest_of``), whose parameters are multiples of ``model_step``, or any numbers where that
+    is 0.
     """
 
     run: str
@@ -39,6 +43,10 @@ class RoundPlan:
     momentum: float
     physical_batch_size: int
     value_coding: ValueCoding
+    index_coding: IndexCoding
+    grid: float
+    model_digest: str
+    model_step: float
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, expected: str) -> None:
@@ -60,6 +68,11 @@ class RoundPlan:
         check(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1")
         check(self.physical_batch_size >= 1, "physical_batch_size", "physical_batch_size >= 1")
         check(self.value_coding in get_args(ValueCoding), "value_coding", f"one of {get_args(ValueCoding)}")
+        check(self.private or self.value_coding != "calibrated", "value_coding", "calibrated in a private plan only")
+        check(self.index_coding in get_args(IndexCoding), "index_coding", f"one of {get_args(IndexCoding)}")
+        check(0 < self.grid < math.inf, "grid", "a finite grid > 0")
+        check(re.fullmatch("[0-9a-f]{16}", self.model_digest) is not None, "model_digest", "16 hexadecimal digits")
+        check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
         _ = self.mask  # its own checks
 
     @property
@@ -73,6 +86,18 @@ class RoundPlan:
         if not self.private:
             return None
         return Charge(self.noise_multiplier, self.sampling_rate, self.steps)
+
+    def grid_step(self, declared_size: int) -> float:
+        """Return the step of the grid of ``calibrated`` values, for a site of that size; 0 where nothing is private."""
+        return self.grid * release_noise_std(
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            learning_rate=self.learning_rate,
+            sampling_rate=self.sampling_rate,
+            steps=self.steps,
+            momentum=self.momentum,
+            declared_size=declared_size,
+        )
 
     def to_bytes(self) -> bytes:
         """Return the plan as canonical JSON: sorted keys, no spaces, floats that parse back to the same bits."""
@@ -98,8 +123,33 @@ class RoundPlan:
             raise WireError(str(error)) from error
 
 
+def release_noise_std(
+    *,
+    noise_multiplier: float,
+    clip_norm: float,
+    learning_rate: float,
+    sampling_rate: float,
+    steps: int,
+    momentum: float,
+    declared_size: int,
+) -> float:
+    """Return s, the std of the noise in each coordinate that a site of n = ``declared_size`` records releases.
+
+    Computes: s = learning_rate * noise_multiplier * clip_norm / (sampling_rate * n) * sqrt(sum over m = 1..steps of
+    (1 + momentum + ... + momentum^(m-1))^2): the noise of a step moves the parameters in that step and, through the
+    velocity, in every later one of the round. Without momentum the root is sqrt(steps).
+    Guarantees: a function of the plan and of a public number, never of data; the same bits on every machine (sums,
+    products, quotients and one square root, all exactly rounded).
+    """
+    reach, squares = 0.0, 0.0
+    for _ in range(steps):
+        reach = 1.0 + momentum * reach
+        squares += reach * reach
+    return learning_rate * noise_multiplier * clip_norm / (sampling_rate * declared_size) * math.sqrt(squares)
+
+
 def _typed(name: str, value: Any, expected: Any) -> Any:
-    kinds: dict[Any, type] = {int: int, float: float, str: str, bool: bool, ValueCoding: str}
+    kinds: dict[Any, type] = {int: int, float: float, str: str, bool: bool, ValueCoding: str, IndexCoding: str}
     if type(value) is not kinds[expected]:
         raise WireError(f"plan: expected {name} of type {kinds[expected].__name__}, got {value!r}")
     return value

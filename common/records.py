@@ -57,6 +57,15 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelWanted:
+    """A site's answer to a difference from a model that it does not hold: send it in full. Nothing was spent."""
+
+    def to_content(self) -> RecordDict:
+        """Return it as the content of a reply."""
+        return RecordDict({_RECORD: ConfigRecord({"model-wanted": True})})
+
+
+@dataclass(frozen=True, slots=True)
 class Introduction:
     """What a site says of itself when a run begins: its number and the size that its operator declares in public."""
 
@@ -77,11 +86,13 @@ class Introduction:
         return cls(site, size)
 
 
-def parse_answer(content: RecordDict) -> Release | Refusal:
+def parse_answer(content: RecordDict) -> Release | Refusal | ModelWanted:
     """Parse the content of a train reply."""
     record = _only_record(content)
     if record.keys() == {"refusal"} and isinstance(record["refusal"], str):
         return Refusal(record["refusal"][:500])
+    if record.keys() == {"model-wanted"}:
+        return ModelWanted()
     if record.keys() == {"update"}:
         return Release(_bytes(record, "update"))
     raise WireError(f"expected a reply with an update or a refusal, got {_clipped(sorted(record))}")

@@ -9,7 +9,7 @@ from common import coding
 from common.coding import PartBytes, Values
 from common.errors import WireError
 from common.plan import RoundPlan
-from common.records import Refusal, parse_answer
+from common.records import ModelWanted, Refusal, parse_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +28,56 @@ class Rejection:
     spent: bool = True
 
 
-def admit(reply: Message, plan: RoundPlan) -> AdmittedUpdate | Rejection:
-    """Check a reply against the plan that it answers."""
+def admit(reply: Message, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
+    """Check a reply of a site that declared a size against the plan that it answers."""
     if reply.has_error():
         return Rejection(f"the site failed: {_first_line(reply.error.reason or 'no reason given')}")
     try:
         answer = parse_answer(reply.content)
         if isinstance(answer, Refusal):
             return Rejection(f"refused: {_first_line(answer.reason)}", spent=False)
-        return _admit_update(answer.update, plan)
+        if isinstance(answer, ModelWanted):  # it was given the whole model and asks for it once more
+            return Rejection("the site asked for the whole model twice", spent=False)
+        return _admit_update(answer.update, plan, declared_size)
     except WireError as error:
         return Rejection(str(error))
 
 
-def _admit_update(data: bytes, plan: RoundPlan) -> AdmittedUpdate | Rejection:
+def wants_model(reply: Message) -> bool:
+    """Tell whether a site asks for the whole model before it can carry out the plan."""
+    try:
+        return not reply.has_error() and isinstance(parse_answer(reply.content), ModelWanted)
+    except WireError:
+        return False
+
+
+def _admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
     mask = plan.mask
-    largest = coding.HEADER_BYTES + coding.value_bytes(plan.value_coding, mask.kept)
+    largest = (
+        coding.HEADER_BYTES
+        + coding.largest_value_bytes(plan.value_coding, mask.kept)
+        + coding.largest_index_bytes(plan.index_coding, mask.size, mask.kept)
+    )
     if len(data) > largest:
         return Rejection(f"expected at most {largest} bytes, got {len(data)}")
-    update = coding.decode(data, size=mask.size, max_kept=mask.kept, value_coding=plan.value_coding)
+    update = coding.decode(
+        data,
+        size=mask.size,
+        max_kept=mask.kept,
+        value_coding=plan.value_coding,
+        index_coding=plan.index_coding,
+        grid_step=plan.grid_step(declared_size),
+    )
     if update.round != plan.round:
         return Rejection(f"expected an answer to round {plan.round}, got one to round {update.round}")
     if update.model_version != plan.model_version:
         return Rejection(f"expected model version {plan.model_version}, got {update.model_version}")
-    if update.indices is not None or update.mask_digest != mask.digest():
+    if update.mask_digest != mask.digest():
         return Rejection("the update was made under another mask")
     if update.values.size != mask.kept:
         return Rejection(f"expected {mask.kept} values, got {update.values.size}")
+    if update.indices is not None and not np.array_equal(update.indices, mask.indices()):
+        return Rejection("the update speaks of other coordinates than the mask's")
     if not np.isfinite(update.values).all():
         return Rejection("the update has values that are not finite")
     return AdmittedUpdate(update.values, coding.parts_of(data))

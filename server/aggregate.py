@@ -1,5 +1,6 @@
 """Aggregation over the kept coordinates: the mean over sites, and the server's optimizer."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,6 +49,22 @@ class ServerOptimizer:
         moved = model.copy()
         moved[kept] += np.float32(self._learning_rate) * self._direction(kept, update)
         return moved
+
+    def noise_gain(self, noise_std: float) -> float:
+        """Return the std of what one round adds to a coordinate of the model where the mean update is noise alone.
+
+        With u = N(0, noise_std^2) in every round: ``sgd`` learning_rate * noise_std; ``momentum`` that over
+        sqrt(1 - momentum^2); ``adam`` learning_rate * sqrt((1 - momentum) / (1 + momentum)) * noise_std /
+        (noise_std + 1e-3).
+        """
+        match self._name:
+            case "sgd":
+                return self._learning_rate * noise_std
+            case "momentum":
+                return self._learning_rate * noise_std / math.sqrt(1 - self._momentum**2)
+            case "adam":
+                damping = math.sqrt((1 - self._momentum) / (1 + self._momentum))
+                return self._learning_rate * damping * noise_std / (noise_std + _ADAM_EPSILON)
 
     def _direction(self, kept: Indices, update: Values) -> Values:
         state = self.state

@@ -1,5 +1,6 @@
 """Flower ServerApp: wires config, federation, strategy and the run's folder together."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,8 +18,11 @@ from common.accounting import NEIGHBOURS, PRIVACY_UNIT, Charge, calibrate_noise_
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import ConfigError, ModelError
+from common.integers import grid_entropy_bits
+from common.plan import release_noise_std
 from server.aggregate import ServerOptimizer
 from server.checkpoint import Checkpoint
+from server.downlink import Downlink
 from server.evaluation import Evaluator, Score
 from server.federation import Member, join
 from server.masks import RandomMasks
@@ -47,6 +51,7 @@ class RunResult:
     epsilon: float | None
     uplink_bytes: int
     uplink_saving: float
+    total_saving: float
     seconds: float
 
 
@@ -77,26 +82,29 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
             )
         else:
             _log_start(log, folder, config, noise_multiplier, members, initial, evaluate)
-        latest: list[Values] = [initial]
 
         def save(model: Values) -> None:
-            latest[0] = model
             _checkpoint(state, model, log).save(folder.checkpoint)
 
         save(initial)
+        downlink = Downlink(
+            config.downlink_coding_used, _model_step(config, noise_multiplier, members, state.optimizer)
+        )
+        downlink.publish(initial, state.model_version, None)
         strategy = SparseDpStrategy(
             run_name=folder.name,
             config=config,
             noise_multiplier=noise_multiplier,
             members=members,
             masks=RandomMasks(config.seed, initial.size, config.schedule),
+            downlink=downlink,
             state=state,
             log=log,
             evaluate=evaluate,
             save=save,
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
-        return _finish(log, folder, config, state, strategy, latest[0], evaluate)
+        return _finish(log, folder, config, state, strategy, downlink.model, evaluate)
     finally:
         log.close()
 
@@ -149,6 +157,32 @@ def _noise_multiplier(config: RunConfig) -> float:
     return config.noise_multiplier
 
 
+def _model_step(config: RunConfig, noise_multiplier: float, members: list[Member], optimizer: ServerOptimizer) -> float:
+    """Return the step of the grid on which the model travels: downlink-grid times the noise that a round adds to it.
+
+    The noise of a mean over a cohort of c with weights w and noise s_i is that of a typical cohort:
+    sqrt(mean of (w_i s_i)^2 / c) / mean of w_i.
+    """
+    sizes = np.array([member.declared_size for member in members], np.float64)
+    noise = np.array(
+        [
+            release_noise_std(
+                noise_multiplier=noise_multiplier,
+                clip_norm=config.clip_norm,
+                learning_rate=config.learning_rate,
+                sampling_rate=config.sampling_rate,
+                steps=config.steps_per_round,
+                momentum=config.client_momentum,
+                declared_size=member.declared_size,
+            )
+            for member in members
+        ]
+    )
+    weights = sizes if config.weighting == "size" else np.ones_like(sizes)
+    mean_noise = math.sqrt(float(np.square(weights * noise).mean()) / config.cohort_size) / float(weights.mean())
+    return config.downlink_grid * optimizer.noise_gain(mean_noise)
+
+
 def _restore(state: ServerState, checkpoint: Checkpoint, initial: Values, log: RunLog) -> Values:
     if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != state.optimizer.state.keys():
         raise ModelError("the checkpoint is of another model or server optimizer than the run config's")
@@ -195,6 +229,9 @@ def _log_start(
         parameters=initial.size,
         private=config.private,
         noise_multiplier=noise_multiplier,
+        value_coding=config.value_coding_used,
+        downlink_coding=config.downlink_coding_used,
+        grid_entropy_bits=grid_entropy_bits(config.grid) if config.value_coding_used == "calibrated" else None,
         accountant=config.accountant,
         privacy_unit=PRIVACY_UNIT,
         neighbours=NEIGHBOURS,
@@ -230,6 +267,7 @@ def _finish(
         dense_uplink=uplink.dense,
         dense_downlink=downlink.dense,
         uplink_saving=state.traffic.uplink_saving,
+        total_saving=state.traffic.total_saving,
         total_density=float(np.mean(kept)) / model.size,
         seconds=round(state.seconds, 3),
         sites=strategy.site_table(),
@@ -241,6 +279,7 @@ def _finish(
         epsilon=epsilon,
         uplink_bytes=uplink.parts.total,
         uplink_saving=state.traffic.uplink_saving,
+        total_saving=state.traffic.total_saving,
         seconds=state.seconds,
     )
 

@@ -3,18 +3,22 @@
 Events, in the order in which they appear (all sizes in bytes, all times in seconds):
 
 ``run``     first line. name, version, time (Unix), config (every run-config key), parameters (d), private,
-            noise_multiplier, accountant, privacy_unit, neighbours, sites (how many joined), planned_epsilon,
-            initial_accuracy, initial_loss (null without a test set)
+            noise_multiplier, value_coding, downlink_coding (as used), grid_entropy_bits (what a value costs that is
+            noise alone; null unless calibrated), accountant, privacy_unit, neighbours, sites (how many joined),
+            planned_epsilon, initial_accuracy, initial_loss (null without a test set)
 ``resume``  a stopped run went on. round (the first one that is run again or for the first time), time,
             uplink, dense_uplink (totals of the rounds before)
 ``round``   round (from 1), epoch (from 0), density, kept, cohort (list of sites asked), admitted (how many),
             rejections (list of {site, reason}), abandoned (bool: too few replies, model unchanged),
             accuracy, loss (null where not evaluated), epsilon (largest over the sites so far; null when not private),
             uplink, downlink ({index, values, header, framing}: what this round cost),
-            dense_uplink, dense_downlink (4 bytes per parameter for the same messages), seconds
+            dense_uplink, dense_downlink (4 bytes per parameter for the same messages),
+            bits_per_parameter (of the uplink, all parts, per site asked), bits_per_value (of the value parts admitted),
+            sites (list of [site, uplink index, values, header, framing, downlink index, values, header, framing]),
+            seconds
 ``end``     rounds, accuracy, loss, epsilon, uplink, downlink, dense_uplink, dense_downlink (totals), uplink_saving,
-            total_density, seconds, sites (list of {site, epsilon, uplink, downlink, admitted, rejected}; uplink and
-            downlink are totals here)
+            total_saving (both directions), total_density, seconds, sites (list of {site, epsilon, uplink, downlink,
+            admitted, rejected}; uplink and downlink are totals here)
 """
 
 import json

@@ -1,8 +1,8 @@
 """The Flower Strategy: glue between Flower's rounds and the parts of the server."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from logging import INFO
 from typing import Any
 
@@ -12,13 +12,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common import coding
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.plan import RoundPlan
 from common.records import Request, message_bytes
-from server.admission import AdmittedUpdate, Rejection, admit
+from server.admission import AdmittedUpdate, Rejection, admit, wants_model
 from server.aggregate import ServerOptimizer, weighted_mean
+from server.downlink import Downlink
 from server.evaluation import Score
 from server.federation import Member, draw_cohort
 from server.masks import RandomMasks
@@ -73,6 +73,7 @@ class SparseDpStrategy(Strategy):
         noise_multiplier: float,
         members: Sequence[Member],
         masks: RandomMasks,
+        downlink: Downlink,
         state: ServerState,
         log: RunLog,
         evaluate: Callable[[Values], Score | None],
@@ -83,6 +84,7 @@ class SparseDpStrategy(Strategy):
         self._noise_multiplier = noise_multiplier
         self._members = members
         self._masks = masks
+        self._downlink = downlink
         self._state = state
         self._log = log
         self._evaluate = evaluate
@@ -115,7 +117,11 @@ class SparseDpStrategy(Strategy):
             learning_rate=config.learning_rate,
             momentum=config.client_momentum,
             physical_batch_size=config.physical_batch_size,
-            value_coding=config.value_coding,
+            value_coding=config.value_coding_used,
+            index_coding=config.index_coding,
+            grid=config.grid,
+            model_digest=self._downlink.digest,
+            model_step=self._downlink.step,
         )
 
     def configure_train(
@@ -127,20 +133,46 @@ class SparseDpStrategy(Strategy):
         cohort = draw_cohort(self._members, self._config.seed, server_round, self._config.cohort_size)
         self._open = _OpenRound(plan, cohort, time.monotonic())
         self._state.traffic.begin_round()
-        request = Request(plan.to_bytes(), coding.encode_model(self._model))
-        content = request.to_content()
-        messages = [
-            Message(content, member.node_id, "train", ttl=self._config.round_deadline, group_id=str(server_round))
-            for member in cohort
-        ]
-        # The content is the same for all: what the first message costs, every one costs.
-        payload = PartBytes(
-            values=4 * plan.mask.size, header=len(request.plan) + len(request.model) - 4 * plan.mask.size
-        )
-        framing = message_bytes(messages[0]) - payload.total
-        for member in cohort:
-            self._state.traffic.sent(member.site, payload + PartBytes(framing=framing))
+        return self._address(self._open, cohort, self._config.round_deadline)
+
+    def _address(
+        self, current: _OpenRound, members: Sequence[Member], ttl: float, *, again: bool = False
+    ) -> list[Message]:
+        """Return the round's messages to ``members``; those who hold the same model share one content."""
+        plan = current.plan.to_bytes()
+        by_model: dict[int, list[Member]] = {}
+        for member in members:
+            by_model.setdefault(id(self._downlink.bytes_for(member.site)), []).append(member)
+        messages = []
+        for group in by_model.values():
+            model = self._downlink.bytes_for(group[0].site)
+            content = Request(plan, model).to_content()
+            addressed = [Message(content, m.node_id, "train", ttl=ttl, group_id=str(current.plan.round)) for m in group]
+            # The content is the same for all of a group: what the first message costs, every one costs.
+            payload = self._downlink.parts_of(model) + PartBytes(header=len(plan))
+            framing = message_bytes(addressed[0]) - payload.total
+            for member in group:
+                self._state.traffic.sent(member.site, payload + PartBytes(framing=framing), again=again)
+            messages += addressed
         return messages
+
+    def _answers_in_full(self, grid: Grid, replies: Iterable[Message], deadline: float) -> Iterator[Message]:
+        """Yield the replies, and those of sites that wanted the whole model once they have been given it."""
+        current = self._open
+        assert current is not None
+        by_node = {member.node_id: member for member in current.cohort}
+        lost: list[Member] = []
+        for reply in replies:
+            member = by_node.get(reply.metadata.src_node_id)
+            if member is not None and wants_model(reply):
+                self._state.traffic.received(member.site, PartBytes(framing=message_bytes(reply)), update=False)
+                self._downlink.forget(member.site)
+                lost.append(member)
+            else:
+                yield reply
+        if lost:
+            left = max(1.0, deadline - time.monotonic())
+            yield from grid.send_and_receive(self._address(current, lost, left, again=True), timeout=left)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -158,6 +190,7 @@ class SparseDpStrategy(Strategy):
             self._counts(site).rejected += 1
         for site in current.admitted:
             self._counts(site).admitted += 1
+            self._downlink.confirm(site)  # it has answered from the model of this round
         current.abandoned = len(current.admitted) < self._config.min_cohort
         if current.abandoned:
             return None, None
@@ -165,10 +198,11 @@ class SparseDpStrategy(Strategy):
         mean = weighted_mean([(current.admitted[m.site].values, self._weight(m)) for m in by_site])
         model = self._state.optimizer.step(self._model, current.plan.mask.indices(), mean)
         self._state.model_version += 1
+        self._downlink.publish(model, self._state.model_version, current.plan.mask)
         return _record(model), None
 
     def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
-        verdict = admit(reply, current.plan)
+        verdict = admit(reply, current.plan, member.declared_size)
         total = message_bytes(reply)
         if isinstance(verdict, AdmittedUpdate):
             parts = verdict.parts + PartBytes(framing=total - verdict.parts.total)
@@ -220,8 +254,9 @@ class SparseDpStrategy(Strategy):
         arrays = initial_arrays
         for round_number in range(self._state.rounds_done + 1, num_rounds + 1):
             messages = self.configure_train(round_number, arrays, train_config or ConfigRecord(), grid)
+            deadline = time.monotonic() + timeout
             replies = grid.send_and_receive(messages, timeout=timeout)
-            aggregated, _ = self.aggregate_train(round_number, replies)
+            aggregated, _ = self.aggregate_train(round_number, self._answers_in_full(grid, replies, deadline))
             arrays = aggregated if aggregated is not None else arrays
             self._close_round(round_number, _vector(arrays))
         return Result(arrays=arrays)
@@ -230,11 +265,11 @@ class SparseDpStrategy(Strategy):
         current, state, config = self._open, self._state, self._config
         assert current is not None
         due = config.evaluate_every and (round_number % config.evaluate_every == 0 or round_number == config.rounds)
-        score = self._evaluate(model) if due else None
+        score = self._evaluate(self._downlink.model) if due else None
         seconds = time.monotonic() - current.started
         state.rounds_done = round_number
         state.seconds += seconds
-        mask = current.plan.mask
+        mask, traffic = current.plan.mask, state.traffic
         self._log.write(
             "round",
             round=round_number,
@@ -248,10 +283,18 @@ class SparseDpStrategy(Strategy):
             accuracy=score.accuracy if score else None,
             loss=score.loss if score else None,
             epsilon=state.privacy.largest_epsilon() if config.private else None,
-            uplink=asdict(state.traffic.round_uplink.parts),
-            downlink=asdict(state.traffic.round_downlink.parts),
-            dense_uplink=state.traffic.round_uplink.dense,
-            dense_downlink=state.traffic.round_downlink.dense,
+            uplink=asdict(traffic.round_uplink.parts),
+            downlink=asdict(traffic.round_downlink.parts),
+            dense_uplink=traffic.round_uplink.dense,
+            dense_downlink=traffic.round_downlink.dense,
+            bits_per_parameter=_bits(traffic.round_uplink.parts.total, mask.size * len(current.cohort)),
+            bits_per_value=_bits(
+                sum(admitted.parts.values for admitted in current.admitted.values()), mask.kept * len(current.admitted)
+            ),
+            sites=[
+                [site, *astuple(parts.uplink), *astuple(parts.downlink)]
+                for site, parts in sorted(traffic.round_sites.items())
+            ],
             seconds=round(seconds, 3),
         )
         self._save(model)
@@ -272,13 +315,17 @@ class SparseDpStrategy(Strategy):
                 {
                     "site": member.site,
                     "epsilon": state.privacy.epsilon(member.site) if self._config.private else None,
-                    "uplink": traffic.uplink if traffic else 0,
-                    "downlink": traffic.downlink if traffic else 0,
+                    "uplink": traffic.uplink.total if traffic else 0,
+                    "downlink": traffic.downlink.total if traffic else 0,
                     "admitted": counts.admitted,
                     "rejected": counts.rejected,
                 }
             )
         return rows
+
+
+def _bits(count: int, of: int) -> float | None:
+    return round(8 * count / of, 4) if of else None
 
 
 def _record(model: Values) -> ArrayRecord:

@@ -24,7 +24,8 @@ class SimulatedSites:
         self._dataset = dataset
         self.shares = shares
         self._seed = config.seed
-        self._workbench = Workbench(config.device)
+        # As many models as the server looks back: sites of a cohort come and go, and this process plays them all.
+        self._workbench = Workbench(config.device, shelf_size=8)
         # Parallelism comes from processes: with one thread each, sums do not depend on the machine's cores.
         torch.set_num_threads(1)
 

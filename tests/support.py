@@ -9,6 +9,7 @@ from torch import nn
 
 from client.data import SiteData
 from client.randomness import RoundRandomness
+from common.broadcast import digest_of, encode_floats
 from common.config import RunConfig
 from common.datasets import Dataset
 from common.models import FlatModel
@@ -88,8 +89,18 @@ def small_plan(size: int, **changes: Any) -> RoundPlan:
         "momentum": 0.0,
         "physical_batch_size": 64,
         "value_coding": "f32",
+        "index_coding": "seed",
+        "grid": 0.5,
+        "model_digest": "0" * 16,
+        "model_step": 0.0,
     }
     return RoundPlan(**{**fields, **changes})
+
+
+def small_request(model: np.ndarray, **changes: Any) -> tuple[bytes, bytes]:
+    """Return the bytes of a plan that starts from ``model``, and those of the model as float32."""
+    plan = small_plan(model.size, model_digest=digest_of(model), **changes)
+    return plan.to_bytes(), encode_floats(model, "f32")
 
 
 def site_data(inputs: np.ndarray, targets: np.ndarray, declared_size: int | None = None) -> SiteData:

@@ -5,11 +5,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
-from common import coding
 from common.models import initial_vector
 from common.records import Introduction, Refusal, Release, Request, parse_answer
 from simulations.run import config_with
-from tests.support import SMALL_MODEL, small_config, small_plan
+from tests.support import SMALL_MODEL, small_config, small_request
 
 
 def context_of(site: int | None) -> Context:
@@ -30,7 +29,7 @@ def test_a_site_introduces_itself() -> None:
 
 def test_a_plan_is_carried_out() -> None:
     start = initial_vector(SMALL_MODEL, 1)
-    request = Request(small_plan(start.size).to_bytes(), coding.encode_model(start))
+    request = Request(*small_request(start))
     answer = parse_answer(app(message_of(request.to_content(), "train"), context_of(0)).content)
     assert isinstance(answer, Release)
 

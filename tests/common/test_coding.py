@@ -5,9 +5,21 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common import coding
-from common.coding import HEADER_BYTES, PartBytes, SparseUpdate, ValueCoding, decode, encode, parts_of, value_bytes
+from common.coding import (
+    HEADER_BYTES,
+    IndexCoding,
+    PartBytes,
+    SparseUpdate,
+    ValueCoding,
+    decode,
+    encode,
+    largest_index_bytes,
+    largest_value_bytes,
+    parts_of,
+)
 from common.errors import WireError
 
+STEP = 0.25
 VALUES = np.array([1.5, -2.25, 0.0], np.float32)
 FINITE = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(-1e4, 1e4, width=32))
 
@@ -16,8 +28,16 @@ def update_of(values: np.ndarray, indices: np.ndarray | None = None, size: int =
     return SparseUpdate(3, 2, 0xDEADBEEF, size, values, indices)
 
 
-def reread(data: bytes, value_coding: ValueCoding = "f32", size: int = 10, max_kept: int = 10) -> SparseUpdate:
-    return decode(data, size=size, max_kept=max_kept, value_coding=value_coding)
+def reread(
+    data: bytes,
+    value_coding: ValueCoding = "f32",
+    size: int = 10,
+    max_kept: int = 10,
+    index_coding: IndexCoding = "seed",
+) -> SparseUpdate:
+    return decode(
+        data, size=size, max_kept=max_kept, value_coding=value_coding, index_coding=index_coding, grid_step=STEP
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,8 +61,8 @@ def test_golden_bytes_with_indices() -> None:
         "46535655010100000300000002000000efbeadde0a000000030000000c0000000c000000b852a9ae"
         "0000000004000000090000000000c03f000010c000000000"
     )
-    assert encode(update_of(VALUES, np.array([0, 4, 9])), "f32").hex() == golden
-    indices = reread(bytes.fromhex(golden)).indices
+    assert encode(update_of(VALUES, np.array([0, 4, 9])), "f32", "raw").hex() == golden
+    indices = reread(bytes.fromhex(golden), index_coding="raw").indices
     assert indices is not None and indices.tolist() == [0, 4, 9]
 
 
@@ -76,13 +96,15 @@ def test_f16_does_not_turn_large_values_into_infinities() -> None:
 
 
 def test_parts_add_up_to_what_is_sent() -> None:
-    for indices in (None, np.array([0, 4, 9])):
-        for value_coding in ("f32", "f16", "int8"):
-            data = encode(update_of(VALUES, indices), value_coding)
+    for index_coding, index_bytes in (("seed", 0), ("raw", 12), ("compact", 3)):
+        indices = None if index_coding == "seed" else np.array([0, 4, 9])
+        for value_coding in ("f32", "f16", "int8", "calibrated"):
+            data = encode(update_of(VALUES, indices), value_coding, index_coding, STEP)
             parts = parts_of(data)
             assert parts.total == len(data)
-            assert parts.values == value_bytes(value_coding, 3)
-            assert parts.index == (0 if indices is None else 12)
+            limit = largest_value_bytes(value_coding, 3)
+            assert parts.values <= limit if value_coding == "calibrated" else parts.values == limit
+            assert parts.index == index_bytes <= max(12, largest_index_bytes(index_coding, 10, 3))
 
 
 def test_part_bytes_add() -> None:
@@ -98,10 +120,11 @@ def test_random_bytes_are_a_wire_error(data: bytes) -> None:
 
 @given(st.integers(0, 10_000), st.integers(0, 7))
 def test_every_flipped_bit_is_noticed(position: int, bit: int) -> None:
-    data = bytearray(encode(update_of(VALUES, np.array([0, 4, 9])), "f32"))
-    data[position % len(data)] ^= 1 << bit
-    with pytest.raises(WireError):
-        reread(bytes(data))
+    for value_coding, index_coding in (("f32", "raw"), ("calibrated", "compact")):
+        data = bytearray(encode(update_of(VALUES, np.array([0, 4, 9])), value_coding, index_coding, STEP))
+        data[position % len(data)] ^= 1 << bit
+        with pytest.raises(WireError):
+            reread(bytes(data), value_coding, index_coding=index_coding)
 
 
 @given(st.integers(0, 51))
@@ -132,18 +155,46 @@ def test_what_is_wrong_is_said() -> None:
 @pytest.mark.parametrize("indices", [[4, 0, 9], [0, 0, 9], [0, 4, 10]])
 def test_indices_must_be_sorted_unique_and_in_range(indices: list[int]) -> None:
     with pytest.raises(WireError, match="sorted, unique indices below 10"):
-        reread(encode(update_of(VALUES, np.array(indices)), "f32"))
-
-
-def test_model_round_trip_and_damage() -> None:
-    model = np.linspace(-1, 1, 100, dtype=np.float32)
-    data = coding.encode_model(model)
-    assert (coding.decode_model(data, 100) == model).all()
-    with pytest.raises(WireError, match="404 bytes, got 400"):
-        coding.decode_model(data[:-4], 100)
-    with pytest.raises(WireError, match="checksum"):
-        coding.decode_model(data[:-1] + bytes([data[-1] ^ 1]), 100)
+        reread(encode(update_of(VALUES, np.array(indices)), "f32", "raw"), index_coding="raw")
 
 
 def test_header_is_small() -> None:
     assert HEADER_BYTES == 40
+
+
+def test_indices_travel_exactly_where_there_are_any() -> None:
+    for indices, index_coding in ((None, "raw"), (np.array([0, 4, 9]), "seed")):
+        with pytest.raises(ValueError, match="exactly where they travel"):
+            encode(update_of(VALUES, indices), "f32", index_coding)
+    with pytest.raises(WireError, match="indices coded as compact, got raw"):
+        reread(encode(update_of(VALUES, np.array([0, 4, 9])), "f32", "raw"), index_coding="compact")
+
+
+@given(FINITE)
+def test_calibrated_is_within_half_a_step(values: np.ndarray) -> None:
+    again = reread(encode(update_of(values), "calibrated", grid_step=STEP), "calibrated", max_kept=50)
+    # Half a step, and the rounding of the result to float32.
+    assert np.abs(again.values - values).max() <= STEP / 2 + np.abs(values).max() * 2**-24
+
+
+def test_calibrated_values_that_are_no_numbers_arrive_as_such() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.3], np.float32)
+    again = reread(encode(update_of(values), "calibrated", grid_step=STEP), "calibrated").values
+    assert np.isnan(again[:3]).all()
+    assert again[3] == -again[4] == np.float32((2**31 - 1) * STEP)
+    assert again[5] == 0.25
+
+
+@pytest.mark.parametrize(("grid", "bits"), [(0.5, 3.06), (1.0, 2.1)])
+def test_rounding_to_the_grid_is_free_of_bias_and_adds_what_it_should(grid: float, bits: float) -> None:
+    noise_std, count = 0.037, 1_000_000
+    rng = np.random.default_rng(5)
+    values = (rng.normal(0, noise_std, count) + 0.01 * rng.standard_t(5, count)).astype(np.float32)
+    step = grid * noise_std
+    data = encode(update_of(values, size=count), "calibrated", grid_step=step)
+    again = decode(data, size=count, max_kept=count, value_coding="calibrated", grid_step=step).values
+    errors = again.astype(np.float64) - values
+    assert np.abs(errors).max() <= step / 2 * (1 + 1e-6)
+    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(count)
+    assert errors.var() == pytest.approx(grid**2 / 12 * noise_std**2, rel=0.02)
+    assert bits < 8 * parts_of(data).values / count < bits + 0.15

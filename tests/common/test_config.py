@@ -40,7 +40,7 @@ def test_the_defaults_are_the_demo() -> None:
         ({"seed": -1}, "seed=-1"),
         ({"cohort": 11}, "at most the 10 sites, got cohort=11"),
         ({"min-cohort": 11}, "at most the cohort of 10, got min-cohort=11"),
-        ({"value-coding": "f64"}, "one of f32, f16, int8, got 'f64'"),
+        ({"value-coding": "f64"}, "one of f32, f16, int8, calibrated, got 'f64'"),
         ({"server-optimizer": "lion"}, "one of sgd, momentum, adam"),
         ({"name": "../up"}, "without '/'"),
         ({"noise-multiplier": -1.0}, "noise-multiplier=-1.0"),

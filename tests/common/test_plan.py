@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,19 @@ def test_mechanism_and_charge_come_from_the_same_numbers() -> None:
     assert small_plan(10, private=False, noise_multiplier=0.0).charge is None
 
 
+@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (1, 0.9), (10, 0.0), (6, 0.5)])
+def test_the_noise_of_a_release_is_what_its_steps_add_up_to(steps: int, momentum: float) -> None:
+    plan = small_plan(
+        10, steps=steps, momentum=momentum, learning_rate=0.3, noise_multiplier=1.7, clip_norm=2.0, sampling_rate=0.25
+    )
+    noise = np.random.default_rng(1).normal(0, 1.7 * 2.0, (steps, 200_000))
+    velocity, position = np.zeros(200_000), np.zeros(200_000)
+    for step in noise:
+        velocity = momentum * velocity + step
+        position -= 0.3 * velocity / (0.25 * 40)
+    assert plan.grid_step(declared_size=40) == pytest.approx(0.5 * position.std(), rel=0.01)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -43,6 +57,11 @@ def test_mechanism_and_charge_come_from_the_same_numbers() -> None:
         {"momentum": 1.0},
         {"physical_batch_size": 0},
         {"value_coding": "f64"},
+        {"value_coding": "calibrated", "private": False},
+        {"index_coding": "bitmap"},
+        {"grid": 0.0},
+        {"model_digest": "xyz"},
+        {"model_step": -1.0},
         {"mask_kept": 101},
         {"run": ""},
         {"model": "x" * 201},

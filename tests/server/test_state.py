@@ -141,6 +141,8 @@ def test_traffic_adds_up_and_survives() -> None:
     assert traffic.round_uplink.parts == PartBytes(index=7, values=500)
     assert traffic.uplink.dense == 8000 and traffic.downlink.dense == 4000
     assert traffic.uplink_saving == pytest.approx(8000 / 2047)
-    assert (traffic.sites[3].uplink, traffic.sites[3].downlink) == (1540, 4600)
+    assert traffic.total_saving == pytest.approx(12000 / (2047 + 4600))
+    assert (traffic.sites[3].uplink.total, traffic.sites[3].downlink.total) == (1540, 4600)
+    assert traffic.round_sites.keys() == {4}
     again = Traffic.from_json(1000, traffic.to_json())
     assert (again.uplink, again.downlink, again.sites) == (traffic.uplink, traffic.downlink, traffic.sites)

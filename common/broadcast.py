@@ -1,0 +1,167 @@
+"""The model on its way to the sites: in full, or as the difference from one that a site holds.
+
+On a grid (``step`` > 0) every parameter is an integer multiple of the step, so a model is a vector of small integers:
+server and sites that apply the same integers hold the same bits, whatever way they came there. Without a grid the model
+travels in full, as float32 or float16.
+
+Layout: a fixed little-endian header, then the masks, then the body.
+
+====================  ======  =========================================================================
+field                 bytes   meaning
+====================  ======  =========================================================================
+magic                 4       ``FSVM``
+version               1       1
+form                  1       0 ``f32``, 1 ``f16``, 2 ``grid`` (all integers), 3 ``delta`` (differences of integers
+                              on the masks' union), 4 ``held`` (nothing: the site holds it)
+masks                 2       how many masks follow; none in a ``delta`` means all coordinates
+base                  8       digest of the model that a ``delta`` starts from
+checksum              4       CRC-32 of everything else
+masks                 8 each  epoch and kept (uint32); seed and size are the plan's
+body                          little-endian floats, or ``common.integers``
+====================  ======  =========================================================================
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from common.coding import PartBytes, Values, from_grid, to_grid
+from common.errors import ConfigError, ModelMissing, WireError
+from common.integers import Integers, decode_integers, encode_integers
+from common.mask import Indices, MaskSpec
+from common.plan import RoundPlan
+
+_MAGIC = b"FSVM"
+_VERSION = 1
+_HEADER = struct.Struct("<4sBBH8s")
+_CHECKSUM = struct.Struct("<I")
+_MASK = struct.Struct("<II")
+_HEAD_BYTES = _HEADER.size + _CHECKSUM.size
+_FORMS = ("f32", "f16", "grid", "delta", "held")
+_NO_BASE = bytes(8)
+MOST_MASKS = 64  # drawing one takes time: a message must not make a site draw without end
+MOST_STEPS = 2**22  # integers beyond it could not be read back from a float32
+
+
+def digest_of(model: Values) -> str:
+    """Return the name of a model: 64 bits of the SHA-256 of its little-endian float32, as 16 hexadecimal digits."""
+    return hashlib.sha256(np.ascontiguousarray(model, "<f4").data).hexdigest()[:16]
+
+
+def union_of(masks: Sequence[MaskSpec], size: int) -> Indices | None:
+    """Return the coordinates that any of ``masks`` keeps, sorted; None where that is all of ``size``."""
+    if not masks or any(mask.kept == size for mask in masks):
+        return None
+    if len(masks) == 1:
+        return masks[0].indices()
+    kept = np.zeros(size, np.bool_)
+    for mask in masks:
+        kept[mask.indices()] = True
+    return np.flatnonzero(kept)
+
+
+def encode_floats(model: Values, coding: Literal["f32", "f16"]) -> bytes:
+    """Return a whole model as floats; for ``f16`` its values must be float16 numbers already."""
+    return _framed(_FORMS.index(coding), _NO_BASE, (), model.astype("<f4" if coding == "f32" else "<f2").tobytes())
+
+
+def encode_grid(numbers: Integers) -> bytes:
+    """Return a whole model on the grid."""
+    return _framed(_FORMS.index("grid"), _NO_BASE, (), encode_integers(numbers))
+
+
+def encode_delta(base: str, masks: Sequence[MaskSpec], difference: Integers) -> bytes:
+    """Return ``difference`` from the model named ``base``, on the union of ``masks`` (none: on all coordinates)."""
+    return _framed(_FORMS.index("delta"), bytes.fromhex(base), masks, encode_integers(difference))
+
+
+def encode_held(base: str) -> bytes:
+    """Return the word that a site holds the model already."""
+    return _framed(_FORMS.index("held"), bytes.fromhex(base), (), b"")
+
+
+def parts_of(data: bytes) -> PartBytes:
+    """Return what the parts of an encoded model cost."""
+    masks = _HEADER.unpack_from(data)[3]
+    index = _MASK.size * masks
+    return PartBytes(index=index, values=len(data) - _HEAD_BYTES - index, header=_HEAD_BYTES)
+
+
+def decode(data: bytes, plan: RoundPlan, held: Callable[[str], Values | None]) -> Values:
+    """Return the model that ``plan`` starts from; ``held`` returns a model that this side holds, by its digest.
+
+    Guarantees: the result has ``plan.model_digest``. Raises ModelMissing where the base is not held, or where what was
+    held turns out to be another model than the server thinks; WireError for bytes that are not a model.
+    """
+    form, base, masks, body = _unframed(data, plan)
+    size = plan.mask.size
+    if form == "f32" or form == "f16":
+        width = 4 if form == "f32" else 2
+        if len(body) != width * size:
+            raise WireError(f"expected a model of {size} parameters in {width * size} bytes, got {len(body)} bytes")
+        model = np.frombuffer(body, "<f4" if form == "f32" else "<f2").astype(np.float32)
+    elif form == "grid":
+        model = from_grid(decode_integers(body, size), _step(plan))
+    else:
+        start = held(base)
+        if start is None:
+            raise ModelMissing(f"the model {base} is not held here")
+        model = start if form == "held" else _moved(start, masks, body, plan)
+    if digest_of(model) != plan.model_digest:
+        if form in ("delta", "held"):
+            raise ModelMissing(f"the difference from {base} does not lead to the model {plan.model_digest}")
+        raise WireError(f"expected the model {plan.model_digest}, got {digest_of(model)}")
+    model.setflags(write=False)
+    return model
+
+
+def _moved(start: Values, masks: list[MaskSpec], body: memoryview, plan: RoundPlan) -> Values:
+    size, step = plan.mask.size, _step(plan)
+    if start.shape != (size,):
+        raise WireError(f"expected a model of {size} parameters to start from, got {start.size}")
+    union = union_of(masks, size)
+    difference = decode_integers(body, size if union is None else union.size)
+    numbers = to_grid(start, step)
+    if union is None:
+        numbers += difference
+    else:
+        numbers[union] += difference
+    return from_grid(numbers, step)
+
+
+def _step(plan: RoundPlan) -> float:
+    if not plan.model_step:
+        raise WireError("expected a model as floats: the plan has no grid for it")
+    return plan.model_step
+
+
+def _framed(form: int, base: bytes, masks: Sequence[MaskSpec], body: bytes) -> bytes:
+    header = _HEADER.pack(_MAGIC, _VERSION, form, len(masks), base)
+    rest = b"".join((*(_MASK.pack(mask.epoch, mask.kept) for mask in masks), body))
+    return b"".join((header, _CHECKSUM.pack(zlib.crc32(rest, zlib.crc32(header))), rest))
+
+
+def _unframed(data: bytes, plan: RoundPlan) -> tuple[str, str, list[MaskSpec], memoryview]:
+    if len(data) < _HEAD_BYTES:
+        raise WireError(f"expected a model of at least {_HEAD_BYTES} bytes, got {len(data)}")
+    magic, version, form, count, base = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION or form >= len(_FORMS):
+        raise WireError(f"expected a model of version {_VERSION}, got {data[:6]!r}; update the older of the two sides")
+    rest = memoryview(data)[_HEAD_BYTES:]
+    if _CHECKSUM.unpack_from(data, _HEADER.size)[0] != zlib.crc32(rest, zlib.crc32(data[: _HEADER.size])):
+        raise WireError("the checksum does not match: the model was damaged on its way")
+    if count > MOST_MASKS or len(rest) < _MASK.size * count:
+        raise WireError(f"expected at most {MOST_MASKS} masks of {_MASK.size} bytes, got {count} in {len(rest)} bytes")
+    body = rest[_MASK.size * count :]
+    try:
+        masks = [
+            MaskSpec(plan.mask_seed, epoch, plan.mask_size, kept)
+            for epoch, kept in _MASK.iter_unpack(rest[: _MASK.size * count])
+        ]
+    except ConfigError as error:
+        raise WireError(f"a model came with an impossible mask: {error}") from error
+    return _FORMS[form], base.hex(), masks, body

@@ -1,0 +1,179 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from common.errors import WireError
+from common.indices import decode_indices, encode_indices, index_entropy_bits
+from common.mask import Indices
+
+LARGEST = 2**32 - 1
+
+
+def random_subset(size: int, kept: int, seed: int = 1) -> Indices:
+    return np.sort(np.random.default_rng(seed).choice(size, kept, replace=False))
+
+
+def assert_valid(indices: Indices, size: int, kept: int) -> None:
+    assert indices.dtype == np.int64 and indices.size == kept
+    assert (np.diff(indices, prepend=-1) > 0).all() and (indices < size).all()
+
+
+@st.composite
+def subsets(draw: st.DrawFn) -> tuple[Indices, int]:
+    """Any subset of a small range, or a few coordinates, in clusters or not, of a large one."""
+    if draw(st.booleans()):
+        chosen = draw(st.lists(st.booleans(), min_size=1, max_size=200))
+        return np.flatnonzero(chosen), len(chosen)
+    size = draw(st.integers(1000, LARGEST))
+    starts = draw(st.lists(st.integers(0, size - 1), max_size=5))
+    runs = draw(st.lists(st.integers(1, 40), min_size=len(starts), max_size=len(starts)))
+    every = {index for start, run in zip(starts, runs, strict=True) for index in range(start, min(start + run, size))}
+    return np.array(sorted(every), np.int64), size
+
+
+@pytest.mark.parametrize(
+    ("indices", "size", "golden"),
+    [
+        ([], 10, "00"),
+        ([0, 1, 4], 10, "0013"),  # a bitmap, cut after its last one
+        (range(10), 10, "00"),
+        ([0, 1, 3, 4, 5, 6, 8, 9], 10, "0254"),  # dropped are 2 and 7: gaps 2 and 4
+        ([3, 200, 455], 1000, "07a949ba02"),
+        ([LARGEST - 1], LARGEST, "1ffeffff7f01"),
+    ],
+)
+def test_golden_bytes(indices: list[int], size: int, golden: str) -> None:
+    assert encode_indices(np.array(indices, np.int64), size).hex() == golden
+    assert decode_indices(bytes.fromhex(golden), size, len(indices)).tolist() == list(indices)
+
+
+def test_the_layout_is_what_is_documented() -> None:
+    size, indices = 1000, [3, 200, 455]
+    gaps = [3, 196, 254]
+    width, *body = encode_indices(np.array(indices), size)
+    bits = [gap >> plane & 1 for plane in range(width) for gap in gaps]
+    for gap in gaps:
+        bits += [0] * (gap >> width) + [1]
+    bits += [0] * (-len(bits) % 8)
+    assert body == [sum(bit << i for i, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8)]
+
+
+@given(subsets())
+@example((np.array([0]), 1))
+@example((np.array([], np.int64), 1))
+@example((np.array([0, LARGEST - 1]), LARGEST))
+def test_round_trip(subset: tuple[Indices, int]) -> None:
+    indices, size = subset
+    data = encode_indices(indices, size)
+    again = decode_indices(memoryview(data), size, indices.size)
+    assert again.tolist() == indices.tolist()
+    assert_valid(again, size, indices.size)
+
+
+@pytest.mark.parametrize("density", [0, 0.001, 0.01, 0.1, 0.3, 0.38, 0.5, 0.7, 0.99, 1])
+def test_round_trip_of_a_large_model(density: float) -> None:
+    indices = random_subset(300_007, round(300_007 * density))
+    assert (decode_indices(encode_indices(indices, 300_007), 300_007, indices.size) == indices).all()
+
+
+@pytest.mark.parametrize(
+    ("density", "bound"), [(0.001, 1.02), (0.003, 1.02), (0.01, 1.02), (0.03, 1.02), (0.1, 1.02), (0.38, 1.043)]
+)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_random_subset_costs_little_more_than_its_entropy(density: float, bound: float, dropped: bool) -> None:
+    size = 1_000_000
+    kept = round(size * (1 - density if dropped else density))
+    coded = 8 * len(encode_indices(random_subset(size, kept), size))
+    assert 1 < coded / index_entropy_bits(size, kept) < bound
+
+
+@given(subsets())
+def test_no_other_code_is_shorter(subset: tuple[Indices, int]) -> None:
+    """Neither another width, nor a bitmap, nor Elias-Fano; uint32 by one byte at most."""
+    indices, size = subset
+    coded = len(encode_indices(indices, size)) - 1
+    assert coded <= math.ceil(size / 8)
+    if not 0 < 2 * indices.size <= size:
+        return
+    gaps = np.diff(indices, prepend=-1) - 1
+    last = int(indices[-1])
+    rice = [math.ceil(((width + 1) * gaps.size + int((gaps >> width).sum())) / 8) for width in range(32)]
+    elias_fano = [math.ceil(((width + 1) * gaps.size + (last >> width)) / 8) for width in range(32)]
+    assert coded == min(rice) <= min(elias_fano)
+    assert coded <= 4 * indices.size + 1
+
+
+@pytest.mark.parametrize("width", range(32))
+def test_every_width_is_reached(width: int) -> None:
+    data = encode_indices(np.array([2**width - 1]), LARGEST)
+    assert data[0] == width
+
+
+@pytest.mark.parametrize(("size", "kept", "subsets"), [(1, 0, 1), (1, 1, 1), (10, 3, 120), (52, 5, 2_598_960)])
+def test_entropy_is_the_logarithm_of_the_number_of_subsets(size: int, kept: int, subsets: int) -> None:
+    assert index_entropy_bits(size, kept) == pytest.approx(math.log2(subsets), abs=1e-9)
+    assert index_entropy_bits(size, size - kept) == pytest.approx(math.log2(subsets), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "kept", "message"),
+    [
+        ("", 10, 3, "a width of 0 to 31, got ''"),
+        ("20", 10, 3, "a width of 0 to 31, got '20'"),
+        ("0013", 10, 11, "kept=11, size=10"),
+        ("0013", 10, -1, "kept=-1, size=10"),
+        ("0013", 2**32, 3, "size=4294967296"),
+        ("00", 10, 3, "in 2 to 3 bytes, got 1"),
+        ("00130000", 10, 3, "in 2 to 3 bytes, got 4"),
+        ("001300", 10, 3, "in the last byte, got 1 bytes more"),
+        ("0013", 10, 2, "expected 2 indices, got 3"),
+        ("0053", 10, 3, "expected 3 indices, got 4"),  # in the padding
+        ("001304", 10, 3, "expected 3 indices, got 4"),
+        ("000304", 10, 3, "below 10, got 10"),
+        ("02ff01", 10, 3, "below 10, got 11"),
+        ("0000", 10, 0, "in 1 to 1 bytes, got 2"),
+        ("0000", 10, 10, "in 1 to 1 bytes, got 2"),
+        ("1f0000", LARGEST, LARGEST // 2, "8589934589"),  # refused by its length: nothing of that size is made
+    ],
+)
+def test_what_is_wrong_is_said(data: str, size: int, kept: int, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        decode_indices(bytes.fromhex(data), size, kept)
+
+
+@given(subsets(), st.data())
+def test_truncated_and_extended_bytes_are_a_wire_error(subset: tuple[Indices, int], data: st.DataObject) -> None:
+    indices, size = subset
+    coded = encode_indices(indices, size)
+    with pytest.raises(WireError):
+        decode_indices(coded[: data.draw(st.integers(0, len(coded) - 1))], size, indices.size)
+    with pytest.raises(WireError):
+        decode_indices(coded + data.draw(st.binary(min_size=1, max_size=9)), size, indices.size)
+
+
+@settings(max_examples=300)
+@given(subsets(), st.data())
+def test_flipped_bits_are_a_wire_error_or_other_indices(subset: tuple[Indices, int], data: st.DataObject) -> None:
+    indices, size = subset
+    coded = bytearray(encode_indices(indices, size))
+    for bit in data.draw(st.sets(st.integers(0, 8 * len(coded) - 1), min_size=1, max_size=3)):
+        coded[bit // 8] ^= 1 << bit % 8
+    try:
+        again = decode_indices(bytes(coded), size, indices.size)
+    except WireError:
+        return
+    assert_valid(again, size, indices.size)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=60), st.integers(-1, 300) | st.integers(0, 2**33), st.integers(-1, 60))
+def test_random_bytes_are_a_wire_error_or_indices(data: bytes, size: int, kept: int) -> None:
+    for start in (data, bytes([len(data) % 32]) + data):  # the second has a width that is allowed
+        try:
+            indices = decode_indices(start, size, kept)
+        except WireError:
+            continue
+        assert_valid(indices, size, kept)

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from client.site import Shelf
+from common.broadcast import MOST_STEPS, parts_of
+from common.coding import ModelCoding, Values
+from common.mask import MaskSpec
+from common.plan import RoundPlan
+from server.downlink import Downlink
+from tests.support import small_plan
+
+SIZE, STEP = 2000, 0.01
+
+
+def plan_of(downlink: Downlink) -> RoundPlan:
+    return small_plan(SIZE, model_digest=downlink.digest, model_step=downlink.step)
+
+
+def moved(model: Values, mask: MaskSpec, seed: int) -> Values:
+    after = model.copy()
+    noise = np.random.default_rng(seed).normal(0, STEP, mask.kept)
+    after[mask.indices()] += noise.astype(np.float32)
+    return after
+
+
+def masks(count: int, kept: int = SIZE // 4) -> list[MaskSpec]:
+    return [MaskSpec(1, epoch, SIZE, kept) for epoch in range(count)]
+
+
+@pytest.mark.parametrize("coding", ["calibrated", "f32", "f16"])
+def test_sites_stay_bit_identical_with_partial_participation_and_late_joiners(coding: ModelCoding) -> None:
+    downlink = Downlink(coding, STEP)
+    own = np.random.default_rng(1).normal(0, 0.1, SIZE).astype(np.float32)
+    shelves: dict[int, Shelf] = {}
+    draw = np.random.default_rng(2)
+    downlink.publish(own, 0, None)
+    for version, mask in enumerate(masks(25), start=1):
+        for site in draw.choice(12, 5, replace=False).tolist():
+            shelf = shelves.setdefault(site, Shelf(2))
+            received = shelf.received(plan_of(downlink), downlink.bytes_for(site))
+            assert received.tobytes() == downlink.model.tobytes()
+            downlink.confirm(site)
+        own = moved(own, mask, version)
+        before = downlink.model
+        downlink.publish(own, version, mask)
+        off = np.setdiff1d(np.arange(SIZE), mask.indices())
+        assert before[off].tobytes() == downlink.model[off].tobytes()
+    assert len(shelves) == 12
+
+
+def test_rounding_errors_do_not_add_up() -> None:
+    downlink = Downlink("calibrated", STEP)
+    own = np.zeros(SIZE, np.float32)
+    downlink.publish(own, 0, None)
+    for version, mask in enumerate(masks(200), start=1):
+        own = own.copy()
+        own[mask.indices()] += np.float32(STEP / 7)  # always rounded away, unless the error is carried on
+        downlink.publish(own, version, mask)
+    assert np.abs(downlink.model - own).max() <= STEP / 2 * (1 + 1e-6)
+    assert downlink.model.mean() == pytest.approx(own.mean(), rel=0.01)
+
+
+def test_the_smallest_form_is_sent() -> None:
+    downlink = Downlink("calibrated", STEP)
+    own = np.random.default_rng(1).normal(0, 0.1, SIZE).astype(np.float32)
+    downlink.publish(own, 0, None)
+    whole = len(downlink.bytes_for(0))
+    assert whole < SIZE  # five bits a parameter
+    for site in range(3):
+        downlink.confirm(site)
+    assert len(downlink.bytes_for(0)) == 20  # the round was abandoned: nothing has changed
+    sizes = []
+    for version, mask in enumerate(masks(12), start=1):
+        own = moved(own, mask, version)
+        downlink.publish(own, version, mask)
+        if version > 1:
+            downlink.confirm(1)
+        sizes.append(len(downlink.bytes_for(0)))
+    assert sizes[0] < whole / 4 and sizes == sorted(sizes)
+    assert sizes[2] < sizes[-1] and sizes[-1] == len(downlink.bytes_for(99))  # long ago, and never: the whole model
+
+
+def test_sites_that_hold_the_same_share_one_object() -> None:
+    downlink = Downlink("calibrated", STEP)
+    downlink.publish(np.zeros(SIZE, np.float32), 0, None)
+    downlink.confirm(1)
+    downlink.confirm(2)
+    (mask,) = masks(1)
+    downlink.publish(moved(downlink.model, mask, 1), 1, mask)
+    assert downlink.bytes_for(1) is downlink.bytes_for(2)
+    assert downlink.bytes_for(1) is not downlink.bytes_for(3)
+    assert parts_of(downlink.bytes_for(1)).index == 8
+    downlink.forget(1)
+    assert downlink.bytes_for(1) is downlink.bytes_for(3)
+
+
+def test_a_model_that_has_run_away_travels_as_floats() -> None:
+    downlink = Downlink("calibrated", STEP)
+    for bad in (MOST_STEPS * STEP * 2, np.nan, np.inf):
+        model = np.zeros(SIZE, np.float32)
+        model[7] = bad
+        downlink.publish(model, 0, None)
+        assert downlink.step == 0.0
+        received = Shelf(2).received(plan_of(downlink), downlink.bytes_for(0))
+        assert received.tobytes() == model.tobytes()
