@@ -52,6 +52,8 @@ class RunDisplay:
                 self._folder = Path(self._config.out) / event["name"]
                 size = f"{event['sites']} sites, {event['parameters']:,} parameters"
                 self._say(f"{event['name']}: {size}, {self._privacy(event)}")
+                if event["value_coding"] != self._config.value_coding:
+                    self._say(f"no noise to calibrate to: values travel as {event['value_coding']}")
             case "resume":
                 self._folder = Path(self._config.out) / self._config.run_name
                 self._progress.update(self._task, completed=event["round"] - 1)
@@ -67,11 +69,14 @@ class RunDisplay:
         parts.append(
             "[red]not private[/red]" if event["epsilon"] is None else f"epsilon {words.epsilon(event['epsilon'])}"
         )
-        parts.append(f"up {words.in_bytes(self._uplink)}, saving {self._dense / max(1, self._uplink):.2f}x")
+        parts.append(f"up {words.in_bytes(self._uplink)}, saving {self._dense / max(1, self._uplink):.1f}x")
         line = ", ".join(parts)
         self._progress.update(self._task, completed=event["round"], description=line)
         if not self._console.is_terminal:
-            self._say(f"round {event['round']}/{self._config.rounds}: {line}")
+            bits = (
+                f"{words.bits(event['bits_per_value'])} a value, {words.bits(event['bits_per_parameter'])} a parameter"
+            )
+            self._say(f"round {event['round']}/{self._config.rounds}: {line}, {bits}")
         for rejection in event["rejections"]:
             self._say(f"[yellow]round {event['round']}: site {rejection['site']} rejected: {rejection['reason']}")
         if event["abandoned"]:
@@ -99,6 +104,7 @@ class RunDisplay:
         table.add_row(
             "uplink", f"{words.in_bytes(self._uplink)}, {words.against_dense(self._uplink, self._dense)} float32"
         )
+        table.add_row("both ways", f"{result.total_saving:.1f}x less than dense float32")
         table.add_row("time", f"{seconds:.1f} s")
         table.add_row("run", str(result.folder))
         table.add_row("report", str(report))

@@ -81,6 +81,7 @@ def _tiles(run: RunSummary) -> str:
             _tile(run, "Epsilon spent", spent, plan, share),
             _traffic_tile(run, "Uplink", run.uplink, run.dense_uplink),
             _traffic_tile(run, "Downlink", run.downlink, run.dense_downlink),
+            _tile(run, "Bits per value", words.bits(run.bits_per_value), words.bits_note(run), None),
             _tile(run, "Total density", density, f"of {run.parameters:,} parameters per upload", run.total_density),
             _tile(run, "Time", words.duration(run.seconds), f"{run.progress}, {run.sites} sites", None),
         ]
@@ -137,7 +138,7 @@ def _privacy_statement(run: RunSummary) -> dict[str, str]:
 
 def _run_table(runs: Sequence[RunSummary]) -> str:
     spending = ["progress", "accuracy", "epsilon", "delta", "noise"]
-    traffic = ["uplink", "saving", "downlink", "density"]
+    traffic = ["uplink", "saving", "bits per value", "downlink", "density"]
     rows = [
         [
             run.label,
@@ -148,6 +149,7 @@ def _run_table(runs: Sequence[RunSummary]) -> str:
             words.NONE if run.noise_multiplier is None or not run.private else f"{run.noise_multiplier:.4g}",
             words.in_bytes(run.uplink),
             f"{run.dense_uplink / run.uplink:.3g}x" if run.uplink else words.NONE,
+            words.bits(run.bits_per_value),
             words.in_bytes(run.downlink),
             words.percent(run.total_density),
             f"{run.sites}",

@@ -39,6 +39,8 @@ class RoundSummary:
     downlink: PartBytes
     dense_uplink: int
     dense_downlink: int
+    bits_per_value: float | None
+    bits_per_parameter: float | None
     seconds: float
 
 
@@ -68,6 +70,8 @@ class RunSummary:
     parameters: int
     private: bool
     noise_multiplier: float | None
+    value_coding: str
+    grid_entropy_bits: float | None
     accountant: str
     privacy_unit: str
     neighbours: str
@@ -90,6 +94,16 @@ class RunSummary:
     def label(self) -> str:
         """The name, never without the warning that it needs."""
         return self.name if self.private else f"{self.name} ({NOT_PRIVATE})"
+
+    @property
+    def bits_per_value(self) -> float | None:
+        """What a released value cost, on average over the rounds."""
+        return _mean([one.bits_per_value for one in self.rounds])
+
+    @property
+    def bits_per_parameter(self) -> float | None:
+        """What a round's uplink cost per parameter of the model, kept or not, all parts included."""
+        return _mean([one.bits_per_parameter for one in self.rounds])
 
     @property
     def progress(self) -> str:
@@ -146,6 +160,8 @@ def _run(folder: Path, start: Event, rounds: tuple[RoundSummary, ...], end: Even
         parameters=int(start["parameters"]),
         private=start["private"] is True,  # anything unclear is not private
         noise_multiplier=_number(start["noise_multiplier"]),
+        value_coding=str(start["value_coding"]),
+        grid_entropy_bits=_number(start["grid_entropy_bits"]),
         accountant=str(start["accountant"]),
         privacy_unit=str(start["privacy_unit"]),
         neighbours=str(start["neighbours"]),
@@ -194,6 +210,8 @@ def _round(event: Event) -> RoundSummary:
         downlink=_part_bytes(event["downlink"]),
         dense_uplink=int(event["dense_uplink"]),
         dense_downlink=int(event["dense_downlink"]),
+        bits_per_value=_number(event["bits_per_value"]),
+        bits_per_parameter=_number(event["bits_per_parameter"]),
         seconds=float(event["seconds"]),
     )
 
@@ -207,6 +225,11 @@ def _site(raw: Mapping[str, Any]) -> SiteSummary:
         admitted=int(raw["admitted"]),
         rejected=int(raw["rejected"]),
     )
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _part_bytes(raw: Mapping[str, Any]) -> PartBytes:

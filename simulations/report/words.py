@@ -35,6 +35,17 @@ def in_bytes(value: float) -> str:
     return f"{value:.4g} TB"
 
 
+def bits(value: float | None) -> str:
+    """Return a number of bits with three digits."""
+    return NONE if value is None else f"{value:.3g} bits"
+
+
+def bits_note(run: RunSummary) -> str:
+    """Say how a value was coded, and what a parameter cost in a round."""
+    noise = "" if run.grid_entropy_bits is None else f", noise alone takes {bits(run.grid_entropy_bits)}"
+    return f"{run.value_coding}{noise}; {bits(run.bits_per_parameter)} per parameter and round"
+
+
 def duration(seconds: float) -> str:
     """Return a time in the two largest units that it fills."""
     if seconds < 60:

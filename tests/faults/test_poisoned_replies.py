@@ -42,6 +42,10 @@ def app_with(poison: Poison | None) -> ClientApp:
     return app
 
 
+def half_dense(out: Path) -> RunConfig:
+    return small_config(out, final_density=0.5, value_coding="f32")
+
+
 def run_with(config: RunConfig, poison: Poison | None) -> RunResult:
     sites.provide(sites.SimulatedSites.of(config, config.sites, small_dataset()))
     return run(InProcessGrid(app_with(poison), config.sites, config.to_mapping()), config)
@@ -72,13 +76,13 @@ POISONS: dict[str, tuple[Poison, str]] = {
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    return run_with(small_config(tmp_path_factory.mktemp("without"), final_density=0.5), None)
+    return run_with(half_dense(tmp_path_factory.mktemp("without")), None)
 
 
 @pytest.mark.parametrize("kind", POISONS)
 def test_a_poisoned_reply_is_rejected_and_changes_nothing(kind: str, without: RunResult, tmp_path: Path) -> None:
     poison, reason = POISONS[kind]
-    result = run_with(small_config(tmp_path, final_density=0.5), poison)
+    result = run_with(half_dense(tmp_path), poison)
     assert result.model.tobytes() == without.model.tobytes()
     rounds = [event for event in read_events(result.folder / "run.jsonl") if event["event"] == "round"]
     assert [event["admitted"] for event in rounds] == [5] * 4
@@ -89,7 +93,7 @@ def test_a_poisoned_reply_is_rejected_and_changes_nothing(kind: str, without: Ru
 
 def test_the_poison_matters(without: RunResult, tmp_path: Path) -> None:
     """An update that only looks right does change the model: the comparison above can fail."""
-    result = run_with(small_config(tmp_path, final_density=0.5), lambda update, request: update)
+    result = run_with(half_dense(tmp_path), lambda update, request: update)
     assert result.model.tobytes() != without.model.tobytes()
 
 
@@ -100,7 +104,7 @@ def test_a_second_reply_of_the_same_site_does_not_count(tmp_path: Path) -> None:
             trained = [reply for reply in replies if reply.metadata.message_type == "train"]
             return [*replies, *trained[:1]]
 
-    config = small_config(tmp_path, final_density=0.5)
+    config = half_dense(tmp_path)
     sites.provide(sites.SimulatedSites.of(config, config.sites, small_dataset()))
     app = ClientApp()
     app.query()(introduce)
@@ -113,7 +117,7 @@ def test_a_second_reply_of_the_same_site_does_not_count(tmp_path: Path) -> None:
 
 
 def test_too_few_replies_abandon_the_round_and_leave_the_model(tmp_path: Path) -> None:
-    config = small_config(tmp_path, min_cohort=6, rounds=2)
+    config = small_config(tmp_path, min_cohort=6, rounds=2, value_coding="f32", downlink_coding="f32")
     result = run_with(config, POISONS["nan"][0])
     from common.models import initial_vector
 

@@ -60,6 +60,8 @@ def _start(**changes: Any) -> dict[str, Any]:
         "parameters": 1000,
         "private": True,
         "noise_multiplier": 1.127,
+        "value_coding": "calibrated",
+        "grid_entropy_bits": 3.06,
         "accountant": "rdp",
         "privacy_unit": "record",
         "neighbours": "add or remove one record",
@@ -87,6 +89,8 @@ def _round(number: int, **changes: Any) -> dict[str, Any]:
         "downlink": {"index": 0, "values": 8000, "header": 40, "framing": 60},
         "dense_uplink": 8400,
         "dense_downlink": 8000,
+        "bits_per_value": 3.1,
+        "bits_per_parameter": 2.05,
         "seconds": 2.5,
     } | changes
 
