@@ -246,7 +246,7 @@ def test_a_run_that_is_not_private_says_so_everywhere(tmp_path: Path) -> None:
     assert "Not private: 77.4 % test accuracy without any privacy" in page.text("p")
     assert "This run is not private." in page.text("strong")
     badges = [text for tag, text in page.texts if tag == "span" and text == "not private"]
-    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 6 + 6
+    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 7 + 6
     assert all("(not private)" in (attrs["aria-label"] or "") for tag, attrs in page.elements if tag == "svg")
     assert "Who is protected" not in page.text()
     assert "Nothing measured, not private" in page.text("text")
