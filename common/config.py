@@ -73,6 +73,7 @@ class RunConfig:
     server_optimizer: ServerOptimizerName = _about("sgd, momentum or adam, on the kept coordinates")
     server_learning_rate: float = _about("learning rate of the server; 1 with sgd is plain averaging")
     server_momentum: float = _about("momentum of the server (momentum, and beta1 of adam)")
+    server_averaging: float = _about("decay of the average over rounds that is evaluated and kept; 0: the last model")
 
     evaluate_every: int = _about("rounds between evaluations on the server's test set; 0: never")
 
@@ -102,6 +103,7 @@ class RunConfig:
         check(0 < self.final_density <= 1, "final_density", "0 < final-density <= 1")
         check(0 <= self.client_momentum < 1, "client_momentum", "0 <= client-momentum < 1")
         check(0 <= self.server_momentum < 1, "server_momentum", "0 <= server-momentum < 1")
+        check(0 <= self.server_averaging < 1, "server_averaging", "0 <= server-averaging < 1")
         check(0 <= self.seed < 2**63, "seed", "0 <= seed < 2^63")
         check(self.cohort <= self.sites, "cohort", f"at most the {self.sites} sites")
         check(self.min_cohort <= self.cohort_size, "min_cohort", f"at most the cohort of {self.cohort_size}")

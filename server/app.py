@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context
 from flwr.common.logger import log as flower_log
 from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
 
 from common import datasets, models
 from common.accounting import NEIGHBOURS, PRIVACY_UNIT, Charge, calibrate_noise_multiplier, epsilon_of
@@ -20,7 +21,7 @@ from common.config import RunConfig
 from common.errors import ConfigError, ModelError
 from common.integers import grid_entropy_bits
 from common.plan import release_noise_std
-from server.aggregate import ServerOptimizer
+from server.aggregate import ModelAverage, ServerOptimizer
 from server.checkpoint import Checkpoint
 from server.downlink import Downlink
 from server.evaluation import Evaluator, Score
@@ -67,6 +68,7 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
     try:
         state = ServerState(
             ServerOptimizer(config.server_optimizer, config.server_learning_rate, config.server_momentum, initial.size),
+            ModelAverage(config.server_averaging, initial.size),
             PrivacyAccount(config.delta, config.accountant),
             Traffic(initial.size),
         )
@@ -104,7 +106,7 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
             save=save,
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
-        return _finish(log, folder, config, state, strategy, downlink.model, evaluate)
+        return _finish(log, folder, config, state, strategy, strategy.result(), evaluate)
     finally:
         log.close()
 
@@ -184,16 +186,21 @@ def _model_step(config: RunConfig, noise_multiplier: float, members: list[Member
 
 
 def _restore(state: ServerState, checkpoint: Checkpoint, initial: Values, log: RunLog) -> Values:
-    if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != state.optimizer.state.keys():
+    if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != _arrays(state).keys():
         raise ModelError("the checkpoint is of another model or server optimizer than the run config's")
     log.rewind(checkpoint.log_position)
     state.rounds_done, state.model_version = checkpoint.rounds_done, checkpoint.model_version
     state.seconds = checkpoint.seconds
-    state.optimizer.state.update(checkpoint.optimizer)
+    for holder in (state.optimizer, state.average):
+        holder.state.update({name: checkpoint.optimizer[name] for name in holder.state})
     state.privacy.restore(checkpoint.privacy)
     state.traffic = Traffic.from_json(initial.size, checkpoint.traffic)
     state.counts = {int(site): SiteCounts(*counts) for site, counts in checkpoint.counts.items()}
     return checkpoint.model
+
+
+def _arrays(state: ServerState) -> dict[str, NDArray[np.float32]]:
+    return {**state.optimizer.state, **state.average.state}
 
 
 def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
@@ -203,7 +210,7 @@ def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
         model_version=state.model_version,
         log_position=log.position(),
         seconds=state.seconds,
-        optimizer=state.optimizer.state,
+        optimizer=_arrays(state),
         privacy=state.privacy.to_json(),
         traffic=state.traffic.to_json(),
         counts={str(site): [counts.admitted, counts.rejected] for site, counts in state.counts.items()},

@@ -17,7 +17,7 @@ from common.config import RunConfig
 from common.plan import RoundPlan
 from common.records import Request, message_bytes
 from server.admission import AdmittedUpdate, Rejection, admit, wants_model
-from server.aggregate import ServerOptimizer, weighted_mean
+from server.aggregate import ModelAverage, ServerOptimizer, weighted_mean
 from server.downlink import Downlink
 from server.evaluation import Score
 from server.federation import Member, draw_cohort
@@ -42,6 +42,7 @@ class ServerState:
     """What changes from round to round, and must survive a restart."""
 
     optimizer: ServerOptimizer
+    average: ModelAverage
     privacy: PrivacyAccount
     traffic: Traffic
     rounds_done: int = 0
@@ -199,6 +200,7 @@ class SparseDpStrategy(Strategy):
         model = self._state.optimizer.step(self._model, current.plan.mask.indices(), mean)
         self._state.model_version += 1
         self._downlink.publish(model, self._state.model_version, current.plan.mask)
+        self._state.average.add(model)
         return _record(model), None
 
     def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
@@ -265,7 +267,7 @@ class SparseDpStrategy(Strategy):
         current, state, config = self._open, self._state, self._config
         assert current is not None
         due = config.evaluate_every and (round_number % config.evaluate_every == 0 or round_number == config.rounds)
-        score = self._evaluate(self._downlink.model) if due else None
+        score = self._evaluate(self.result()) if due else None
         seconds = time.monotonic() - current.started
         state.rounds_done = round_number
         state.seconds += seconds
@@ -298,6 +300,10 @@ class SparseDpStrategy(Strategy):
             seconds=round(seconds, 3),
         )
         self._save(model)
+
+    def result(self) -> Values:
+        """Return what the run has come to: the broadcast model, or the average over rounds where one is kept."""
+        return self._state.average.of(self._downlink.model)
 
     def _weight(self, member: Member) -> float:
         return float(member.declared_size) if self._config.weighting == "size" else 1.0

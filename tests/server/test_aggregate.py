@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from server.aggregate import ServerOptimizer, weighted_mean
+from common.config import ServerOptimizerName
+from server.aggregate import ModelAverage, ServerOptimizer, weighted_mean
 
 MODEL = np.arange(6, dtype=np.float32)
 KEPT = np.array([1, 4])
@@ -51,3 +52,30 @@ def test_adam_corrects_for_how_often_a_coordinate_was_kept() -> None:
     moved = optimizer.step(MODEL, np.array([1]), np.array([1.0], np.float32)) - MODEL
     # Its first step: mean and square are both corrected to 1, whatever happened elsewhere.
     assert moved[1] == pytest.approx(0.1 / (1 + 1e-3), rel=1e-5)
+
+
+def test_the_average_over_rounds_forgets_at_its_decay() -> None:
+    average = ModelAverage(0.5, 2)
+    first, second, third = (np.array(pair, np.float32) for pair in ([1, 0], [3, 0], [7, 14]))
+    assert average.of(first) is first  # nothing has been averaged yet
+    for model in (first, second, third):
+        average.add(model)
+    assert average.of(first).tolist() == pytest.approx([(0.25 * 1 + 0.5 * 3 + 7) / 1.75, 14 / 1.75])
+
+
+def test_without_a_decay_the_last_model_stands() -> None:
+    average = ModelAverage(0.0, 2)
+    average.add(np.zeros(2, np.float32))
+    model = np.ones(2, np.float32)
+    assert average.of(model) is model and not average.state
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_noise_gain_is_what_noise_alone_moves_the_model_by(name: ServerOptimizerName) -> None:
+    rng, kept = np.random.default_rng(1), np.arange(4000)
+    optimizer = ServerOptimizer(name, 0.7, 0.9, kept.size)
+    model = np.zeros(kept.size, np.float32)
+    for _ in range(200):  # adam's averages settle
+        before = model
+        model = optimizer.step(model, kept, rng.normal(0, 0.05, kept.size).astype(np.float32))
+    assert optimizer.noise_gain(0.05) == pytest.approx((model - before).std(), rel=0.1)

@@ -83,9 +83,9 @@ def test_off_the_mask_the_model_does_not_change_by_one_bit_in_a_round(tmp_path: 
         assert (before[kept] != after[kept]).all()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path, optimizer: str) -> None:
-    settings = {"rounds": 5, "cohort": 4, "server_optimizer": optimizer}
+@pytest.mark.parametrize(("optimizer", "averaging"), [("sgd", 0.0), ("adam", 0.8)])
+def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path, optimizer: str, averaging: float) -> None:
+    settings = {"rounds": 5, "cohort": 4, "server_optimizer": optimizer, "server_averaging": averaging}
     whole = run_here(small_config(tmp_path / "whole", name="x", **settings))
 
     def interrupt(event: Event) -> None:
