@@ -23,7 +23,7 @@ class OpenSite(Protocol):
         """The number of records that the site makes public."""
         ...
 
-    def train(self, plan_bytes: bytes, model_bytes: bytes) -> bytes:
+    def train(self, plan_bytes: bytes, model_bytes: bytes, signature: bytes) -> bytes:
         """Carry out a plan and return the coded update."""
         ...
 
@@ -44,11 +44,13 @@ def train(message: Message, context: Context) -> Message:
     answer: Release | Refusal | ModelWanted
     try:
         request = Request.from_content(message.content)
-        answer = Release(_open_site(context).train(request.plan, request.model))
+        answer = Release(_open_site(context).train(request.plan, request.model, request.signature))
     except ModelMissing:
         answer = ModelWanted()
-    except (PlanRefused, WireError) as refused:
-        answer = Refusal(str(refused))
+    except PlanRefused as refused:
+        answer = Refusal(str(refused), for_good=True)
+    except WireError as damaged:
+        answer = Refusal(str(damaged))
     return Message(answer.to_content(), reply_to=message)
 
 

@@ -1,16 +1,21 @@
 """The Site: carries out a plan on its own data and returns nothing but a coded update."""
 
+import hashlib
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 
 from client.data import SiteData
 from client.dpsgd import train_round
-from client.randomness import Randomness
+from client.ledger import Ledger
+from client.policy import SitePolicy
+from client.randomness import OsRandomness, Randomness
 from common import broadcast, coding, models
 from common.coding import SparseUpdate, Values
 from common.errors import ConfigError, PlanRefused
 from common.plan import RoundPlan
+from common.signing import is_signed_by
 
 
 class Workbench:
@@ -61,31 +66,78 @@ class Shelf:
         self._held.clear()
 
 
-class Site:
-    """One owner of data. The same object everywhere: in a test, in a simulation, behind a daemon."""
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What a site with real records cannot be without: its operator's limits and its durable ledger."""
 
-    def __init__(self, data: SiteData, randomness: Randomness, workbench: Workbench) -> None:
+    policy: SitePolicy
+    ledger: Ledger
+
+
+class Site:
+    """One owner of data. The same object everywhere: in a test, in a simulation, behind a daemon.
+
+    A simulated site has no ``guard``: its noise is seeded, so that it protects nobody anyway. A guarded site takes its
+    noise from the operating system and from nowhere else.
+    """
+
+    def __init__(
+        self, data: SiteData, randomness: Randomness, workbench: Workbench, guard: Guard | None = None
+    ) -> None:
+        if guard is not None and not isinstance(randomness, OsRandomness):
+            raise ConfigError(
+                f"a site with a ledger must draw its noise from the operating system, got {type(randomness).__name__}: "
+                "seeded noise can be taken away again by whoever knows the seed"
+            )
         self._data = data
         self._randomness = randomness
         self._workbench = workbench
+        self._guard = guard
 
     @property
     def declared_size(self) -> int:
         """The number of records that this site makes public."""
         return self._data.declared_size
 
-    def train(self, plan_bytes: bytes, model_bytes: bytes) -> bytes:
+    def train(self, plan_bytes: bytes, model_bytes: bytes, signature: bytes = b"") -> bytes:
         """Carry out a plan from the given model and return the coded update.
+
+        A guarded site checks the plan against its policy and writes the charge down before it trains; a round that was
+        carried out before returns the same bytes and costs nothing.
 
         Raises WireError for bytes that are not a plan or a model, PlanRefused for a plan that this site cannot or will
         not carry out, ModelMissing where the model came as a difference from one that is not held here; in all cases
         nothing was spent.
         """
         plan = RoundPlan.from_bytes(plan_bytes)
+        if self._guard is None:
+            return self._release(plan, self._loaded(plan, model_bytes))
+        policy, ledger = self._guard.policy, self._guard.ledger
+        if policy.server_key and not is_signed_by(policy.server_key, plan_bytes, signature):
+            raise PlanRefused("the plan is not signed by the server that this site obeys")
+        entry = ledger.find(policy.server_key, plan.run, plan.round)
+        if entry is None:
+            policy.check(plan, ledger.history)
+            model = self._loaded(plan, model_bytes)  # whatever is wrong with it must show before the charge
+            entry = ledger.charge(plan, plan_bytes, policy.server_key)
+        elif entry.plan != hashlib.sha256(plan_bytes).hexdigest():
+            raise PlanRefused(f"round {plan.round} of run {plan.run!r} was carried out under another plan")
+        elif (kept := ledger.release_of(entry)) is not None:
+            return kept
+        else:  # charged, but a crash came before the release
+            model = self._loaded(plan, model_bytes)
+        release = self._release(plan, model)
+        ledger.keep(entry, release)
+        return release
+
+    def _loaded(self, plan: RoundPlan, model_bytes: bytes) -> models.FlatModel:
         model = self._workbench.model(plan.model)
         if model.size != plan.mask.size:
             raise PlanRefused(f"plan speaks of {plan.mask.size} parameters, but {plan.model} has {model.size} here")
         model.load(self._workbench.shelf.received(plan, model_bytes))
+        return model
+
+    def _release(self, plan: RoundPlan, model: models.FlatModel) -> bytes:
         randomness = self._randomness.for_round(plan.run, plan.round)
         values = train_round(model, self._data, plan, randomness)
         mask = plan.mask

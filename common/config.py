@@ -44,6 +44,8 @@ class RunConfig:
     min_cohort: int = _about("fewest admitted replies for a round to count; with fewer it is abandoned")
     round_deadline: float = _about("seconds to wait for the replies of a round")
 
+    server_key: str = _about("file of the key that signs plans ('fedsieve keys server'); empty: plans are not signed")
+
     private: bool = _about("false: no clipping, no noise, no privacy; every output says so")
     epsilon: float = _about("privacy budget of a record over the whole run")
     delta: float = _about("probability with which the budget may fail")

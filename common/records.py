@@ -18,20 +18,23 @@ _RECORD = "fedsieve"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a round sends to a site: its plan and the model to start from."""
+    """What a round sends to a site: its plan, the model to start from, and the plan's signature where it has one."""
 
     plan: bytes
     model: bytes
+    signature: bytes = b""
 
     def to_content(self) -> RecordDict:
         """Return it as the content of a message; the same object may go to many nodes."""
-        return RecordDict({_RECORD: ConfigRecord({"plan": self.plan, "model": self.model})})
+        return RecordDict(
+            {_RECORD: ConfigRecord({"plan": self.plan, "model": self.model, "signature": self.signature})}
+        )
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "Request":
         """Parse the content of a train message."""
-        record = _only_record(content, {"plan", "model"})
-        return cls(_bytes(record, "plan"), _bytes(record, "model"))
+        record = _only_record(content, {"plan", "model", "signature"})
+        return cls(_bytes(record, "plan"), _bytes(record, "model"), _bytes(record, "signature"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,17 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A site's answer to a plan that it will not carry out; nothing was spent."""
+    """A site's answer to a plan that it will not carry out; nothing was spent.
+
+    ``for_good``: it will not carry out the next one of this run either, as when its budget is used up.
+    """
 
     reason: str
+    for_good: bool = False
 
     def to_content(self) -> RecordDict:
         """Return it as the content of a reply."""
-        return RecordDict({_RECORD: ConfigRecord({"refusal": self.reason[:500]})})
+        return RecordDict({_RECORD: ConfigRecord({"refusal": self.reason[:500], "for-good": self.for_good})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +96,8 @@ class Introduction:
 def parse_answer(content: RecordDict) -> Release | Refusal | ModelWanted:
     """Parse the content of a train reply."""
     record = _only_record(content)
-    if record.keys() == {"refusal"} and isinstance(record["refusal"], str):
-        return Refusal(record["refusal"][:500])
+    if record.keys() == {"refusal", "for-good"} and isinstance(record["refusal"], str):
+        return Refusal(record["refusal"][:500], record["for-good"] is True)
     if record.keys() == {"model-wanted"}:
         return ModelWanted()
     if record.keys() == {"update"}:

@@ -22,10 +22,14 @@ class AdmittedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A reply that does not count. ``spent`` is false only where the site said that nothing was spent."""
+    """A reply that does not count. ``spent`` is false only where the site said that nothing was spent.
+
+    ``for_good``: the site said that it will refuse the rest of the run too.
+    """
 
     reason: str
     spent: bool = True
+    for_good: bool = False
 
 
 def admit(reply: Message, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
@@ -35,7 +39,7 @@ def admit(reply: Message, plan: RoundPlan, declared_size: int) -> AdmittedUpdate
     try:
         answer = parse_answer(reply.content)
         if isinstance(answer, Refusal):
-            return Rejection(f"refused: {_first_line(answer.reason)}", spent=False)
+            return Rejection(f"refused: {_first_line(answer.reason)}", spent=False, for_good=answer.for_good)
         if isinstance(answer, ModelWanted):  # it was given the whole model and asks for it once more
             return Rejection("the site asked for the whole model twice", spent=False)
         return _admit_update(answer.update, plan, declared_size)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from logging import INFO, WARNING
 from pathlib import Path
@@ -21,6 +21,7 @@ from common.config import RunConfig
 from common.errors import ConfigError, ModelError
 from common.integers import grid_entropy_bits
 from common.plan import release_noise_std
+from common.signing import PlanSigner
 from server.aggregate import ModelAverage, ServerOptimizer
 from server.checkpoint import Checkpoint
 from server.downlink import Downlink
@@ -61,6 +62,7 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
     evaluate = _evaluation(config)
     initial = models.initial_vector(config.model, config.seed)
     noise_multiplier = _noise_multiplier(config)
+    signer = PlanSigner.load(Path(config.server_key)) if config.server_key else None
     # Everything that can be wrong with a config has been tried by now: only then is a folder made and a site asked.
     members = join(grid, config.sites, config.round_deadline)
     folder = RunFolder.resume(config) if config.resume else RunFolder.create(config)
@@ -100,6 +102,7 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
             members=members,
             masks=RandomMasks(config.seed, initial.size, config.schedule),
             downlink=downlink,
+            signer=signer,
             state=state,
             log=log,
             evaluate=evaluate,
@@ -213,7 +216,7 @@ def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
         optimizer=_arrays(state),
         privacy=state.privacy.to_json(),
         traffic=state.traffic.to_json(),
-        counts={str(site): [counts.admitted, counts.rejected] for site, counts in state.counts.items()},
+        counts={str(site): [*astuple(counts)] for site, counts in state.counts.items()},
     )
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from common.coding import Values
 from common.errors import RunFolderError
+from common.files import write_durably
 
 _FORMAT = 1
 
@@ -46,17 +46,7 @@ class Checkpoint:
         buffer = io.BytesIO()
         arrays: dict[str, Any] = {f"optimizer_{name}": array for name, array in self.optimizer.items()}
         np.savez(buffer, facts=np.frombuffer(json.dumps(facts).encode(), np.uint8), model=self.model, **arrays)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_durably(path, buffer.getbuffer())
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":

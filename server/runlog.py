@@ -18,7 +18,7 @@ Events, in the order in which they appear (all sizes in bytes, all times in seco
             seconds
 ``end``     rounds, accuracy, loss, epsilon, uplink, downlink, dense_uplink, dense_downlink (totals), uplink_saving,
             total_saving (both directions), total_density, seconds, sites (list of {site, epsilon, uplink, downlink,
-            admitted, rejected}; uplink and downlink are totals here)
+            admitted, rejected, dropped (why it was asked no more, or null)}; uplink and downlink are totals here)
 """
 
 import json

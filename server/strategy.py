@@ -14,8 +14,10 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common.coding import PartBytes, Values
 from common.config import RunConfig
+from common.errors import FederationError
 from common.plan import RoundPlan
 from common.records import Request, message_bytes
+from common.signing import PlanSigner
 from server.admission import AdmittedUpdate, Rejection, admit, wants_model
 from server.aggregate import ModelAverage, ServerOptimizer, weighted_mean
 from server.downlink import Downlink
@@ -31,10 +33,11 @@ _MODEL_ARRAY = "model"
 
 @dataclass(slots=True)
 class SiteCounts:
-    """How often a site's replies were admitted and rejected."""
+    """How often a site's replies were admitted and rejected; why it is asked no more, if it is not."""
 
     admitted: int = 0
     rejected: int = 0
+    dropped: str = ""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class SparseDpStrategy(Strategy):
         members: Sequence[Member],
         masks: RandomMasks,
         downlink: Downlink,
+        signer: PlanSigner | None,
         state: ServerState,
         log: RunLog,
         evaluate: Callable[[Values], Score | None],
@@ -86,6 +90,7 @@ class SparseDpStrategy(Strategy):
         self._members = members
         self._masks = masks
         self._downlink = downlink
+        self._signer = signer
         self._state = state
         self._log = log
         self._evaluate = evaluate
@@ -131,7 +136,7 @@ class SparseDpStrategy(Strategy):
         """Plan the round and address it to its cohort."""
         self._model = _vector(arrays)
         plan = self.plan(server_round)
-        cohort = draw_cohort(self._members, self._config.seed, server_round, self._config.cohort_size)
+        cohort = draw_cohort(self._remaining(), self._config.seed, server_round, self._config.cohort_size)
         self._open = _OpenRound(plan, cohort, time.monotonic())
         self._state.traffic.begin_round()
         return self._address(self._open, cohort, self._config.round_deadline)
@@ -141,16 +146,17 @@ class SparseDpStrategy(Strategy):
     ) -> list[Message]:
         """Return the round's messages to ``members``; those who hold the same model share one content."""
         plan = current.plan.to_bytes()
+        signature = b"" if self._signer is None else self._signer.sign(plan)
         by_model: dict[int, list[Member]] = {}
         for member in members:
             by_model.setdefault(id(self._downlink.bytes_for(member.site)), []).append(member)
         messages = []
         for group in by_model.values():
             model = self._downlink.bytes_for(group[0].site)
-            content = Request(plan, model).to_content()
+            content = Request(plan, model, signature).to_content()
             addressed = [Message(content, m.node_id, "train", ttl=ttl, group_id=str(current.plan.round)) for m in group]
             # The content is the same for all of a group: what the first message costs, every one costs.
-            payload = self._downlink.parts_of(model) + PartBytes(header=len(plan))
+            payload = self._downlink.parts_of(model) + PartBytes(header=len(plan) + len(signature))
             framing = message_bytes(addressed[0]) - payload.total
             for member in group:
                 self._state.traffic.sent(member.site, payload + PartBytes(framing=framing), again=again)
@@ -189,6 +195,8 @@ class SparseDpStrategy(Strategy):
         self._charge(current)
         for site in current.rejections.keys() - current.admitted.keys():
             self._counts(site).rejected += 1
+            if current.rejections[site].for_good:
+                self._counts(site).dropped = current.rejections[site].reason
         for site in current.admitted:
             self._counts(site).admitted += 1
             self._downlink.confirm(site)  # it has answered from the model of this round
@@ -305,6 +313,17 @@ class SparseDpStrategy(Strategy):
         """Return what the run has come to: the broadcast model, or the average over rounds where one is kept."""
         return self._state.average.of(self._downlink.model)
 
+    def _remaining(self) -> list[Member]:
+        """Return the members that have not refused the rest of the run; too few of them end it."""
+        remaining = [member for member in self._members if not self._counts(member.site).dropped]
+        if len(remaining) < self._config.min_cohort:
+            reasons = sorted({counts.dropped for counts in self._state.counts.values() if counts.dropped})
+            raise FederationError(
+                f"{len(remaining)} of {len(self._members)} sites still take part, fewer than min-cohort="
+                f"{self._config.min_cohort}; the others {'; '.join(reasons[:3])}"
+            )
+        return remaining
+
     def _weight(self, member: Member) -> float:
         return float(member.declared_size) if self._config.weighting == "size" else 1.0
 
@@ -325,6 +344,7 @@ class SparseDpStrategy(Strategy):
                     "downlink": traffic.downlink.total if traffic else 0,
                     "admitted": counts.admitted,
                     "rejected": counts.rejected,
+                    "dropped": counts.dropped or None,
                 }
             )
         return rows

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import ConfigValue, describe_keys, parse_assignment
 from common.errors import ConfigError, FedsieveError
+from simulations import site_cli
 
 _SIMULATE_HELP = """\
 Run a federated simulation on this machine and write its folder: run.jsonl, config.toml, checkpoint.npz, report.html.
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     get.add_argument("dataset", help="fashion-mnist")
     get.add_argument("--source", metavar="URL|FOLDER", help="take the files from here instead of the data set's home")
     get.set_defaults(run=_data_get)
+    site_cli.add_ledger(commands)
+    site_cli.add_keys(commands)
     return parser
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from client.data import SiteData
-from client.randomness import RoundRandomness
 from common.broadcast import digest_of, encode_floats
 from common.config import RunConfig
 from common.datasets import Dataset
 from common.models import FlatModel
 from common.plan import RoundPlan
 from simulations.run import config_with
+from simulations.seeded import GeneratorRandomness
 
 RECORDS, FEATURES, CLASSES = 240, 12, 3
 SMALL_MODEL = f"mlp:{FEATURES}-8-{CLASSES}"
@@ -115,9 +115,9 @@ class Silence:
         return np.zeros(count, dtype)
 
 
-def silent(seed: int = 0) -> RoundRandomness:
+def silent(seed: int = 0) -> GeneratorRandomness:
     """Return a round's randomness with real sampling and no noise."""
-    return RoundRandomness(np.random.default_rng(seed), Silence())  # type: ignore[arg-type]
+    return GeneratorRandomness(np.random.default_rng(seed), Silence())  # type: ignore[arg-type]
 
 
 def brute_force_clipped_sum(

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from client.dpsgd import train_round
-from client.randomness import RoundRandomness
 from common.models import FlatModel, build, initial_vector
+from simulations.seeded import GeneratorRandomness
 from tests.support import SMALL_MODEL, brute_force_clipped_sum, silent, site_data, small_dataset, small_plan
 
 DATA = small_dataset()
@@ -21,7 +21,7 @@ def model_at(start: np.ndarray) -> FlatModel:
 def test_off_the_mask_nothing_changes_by_one_bit() -> None:
     model = model_at(START)
     plan = small_plan(SIZE, steps=5, sampling_rate=0.3)
-    randomness = RoundRandomness(np.random.default_rng(1), np.random.default_rng(2))
+    randomness = GeneratorRandomness(np.random.default_rng(1), np.random.default_rng(2))
     moved = train_round(model, site_data(DATA.train_inputs, DATA.train_targets), plan, randomness)
     kept = plan.mask.indices()
     off = np.setdiff1d(np.arange(SIZE), kept)
@@ -49,14 +49,14 @@ def test_noise_is_drawn_for_kept_coordinates_alone_and_scaled_by_the_expected_ba
     data = site_data(DATA.train_inputs[:0], DATA.train_targets[:0], declared_size=50)
     plan = small_plan(SIZE, steps=1, sampling_rate=0.2, noise_multiplier=2.0, clip_norm=3.0, learning_rate=0.5)
     noise = np.random.default_rng(4).standard_normal(plan.mask.kept, dtype=np.float32)
-    randomness = RoundRandomness(np.random.default_rng(1), np.random.default_rng(4))
+    randomness = GeneratorRandomness(np.random.default_rng(1), np.random.default_rng(4))
     moved = train_round(model_at(START), data, plan, randomness)
     assert moved == pytest.approx(-0.5 * 2.0 * 3.0 * noise / (0.2 * 50), rel=1e-5)
 
 
 def test_an_empty_batch_is_a_step_like_any_other() -> None:
     data = site_data(DATA.train_inputs[:0], DATA.train_targets[:0], declared_size=10)
-    randomness = RoundRandomness(np.random.default_rng(1), np.random.default_rng(2))
+    randomness = GeneratorRandomness(np.random.default_rng(1), np.random.default_rng(2))
     moved = train_round(model_at(START), data, small_plan(SIZE, steps=3), randomness)
     assert (moved != 0).all()
 
@@ -88,7 +88,7 @@ def test_physical_batches_change_nothing() -> None:
 
 def test_a_plan_that_is_not_private_neither_clips_nor_adds_noise() -> None:
     data = site_data(DATA.train_inputs, DATA.train_targets)
-    randomness = RoundRandomness(np.random.default_rng(1), np.random.default_rng(2))
+    randomness = GeneratorRandomness(np.random.default_rng(1), np.random.default_rng(2))
     plan = small_plan(SIZE, private=False, noise_multiplier=0.0, clip_norm=1e-6)
     moved = train_round(model_at(START), data, plan, randomness)
     reference = model_at(START)

@@ -1,0 +1,246 @@
+"""The privacy ledger: what a site has spent, durable before anything is released.
+
+One SQLite file that the site's operator owns. An entry is one charge: who asked, in which run and round, for how many
+noisy steps. Entries form a hash chain, and a small file beside the ledger (``NAME.head``) remembers how far it went, so
+that an entry that was changed or taken out is noticed. The release that a charge paid for is kept: whoever asks for the
+same round again gets the same bytes, never a second draw.
+
+The file never knows less than the world: an entry is on the disk before its release exists. A crash in between leaves a
+charge without a release; the same round can then be carried out under that charge.
+"""
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.accounting import Charge, History, merged
+from common.errors import AccountingError, LedgerError
+from common.files import write_durably
+from common.plan import RoundPlan
+
+# Each runs once, in order; the number of those that ran is the file's user_version. Never change one: add one.
+_MIGRATIONS = (
+    """
+    CREATE TABLE entries (
+        number INTEGER PRIMARY KEY,
+        time REAL NOT NULL,
+        server TEXT NOT NULL,
+        run TEXT NOT NULL,
+        round INTEGER NOT NULL,
+        noise_multiplier REAL NOT NULL,
+        sampling_rate REAL NOT NULL,
+        steps INTEGER NOT NULL,
+        plan TEXT NOT NULL,
+        hash TEXT NOT NULL,
+        UNIQUE (server, run, round)
+    );
+    CREATE TABLE releases (
+        number INTEGER PRIMARY KEY REFERENCES entries (number),
+        data BLOB NOT NULL
+    );
+    """,
+)
+_CHAIN_START = "fedsieve/ledger/1"
+_WAY_OUT = "restore the ledger and its .head file from a backup; without one, what was spent is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One charge. ``server`` is the key that signed the plan, empty where none did; ``plan`` is the plan's SHA-256."""
+
+    number: int
+    time: float
+    server: str
+    run: str
+    round: int
+    charge: Charge
+    plan: str
+    hash: str
+
+    def expected_hash(self, previous: str) -> str:
+        """Return the hash of this entry after one with the hash ``previous``."""
+        facts = [
+            previous,
+            self.number,
+            self.time,
+            self.server,
+            self.run,
+            self.round,
+            self.charge.noise_multiplier,
+            self.charge.sampling_rate,
+            self.charge.steps,
+            self.plan,
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+class Ledger:
+    """An open ledger; one process at a time may hold it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and verify a ledger. One that is missing, damaged or too new is a LedgerError that says the way out."""
+        self._path = path
+        self._head = path.with_name(path.name + ".head")
+        if not path.is_file():
+            lost = f"; {self._head.name} is still there, so it has been used: {_WAY_OUT}" if self._head.exists() else ""
+            raise LedgerError(f"no ledger at {path}: make one with 'fedsieve ledger create {path}'{lost}")
+        try:
+            # EXTRA: the folder is synced too, so that a committed entry cannot come undone in a power cut.
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = DELETE")
+            self._database.execute("PRAGMA synchronous = EXTRA")
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            with self._transaction():
+                self._migrate()
+            self._history = self._verified_history()
+        except sqlite3.Error as error:
+            raise LedgerError(f"cannot use the ledger {path}: {error}; {_WAY_OUT}") from error
+
+    @classmethod
+    def create(cls, path: Path) -> "Ledger":
+        """Make a new, empty ledger; never over an old one."""
+        head = path.with_name(path.name + ".head")
+        for existing in (path, head):
+            if existing.exists():
+                raise LedgerError(f"{existing} exists already: a site's ledger is never begun anew")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        _remember(head, 0, _CHAIN_START)
+        return cls(path)
+
+    @property
+    def history(self) -> History:
+        """Everything that was charged, over all runs."""
+        return self._history
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all charges in order."""
+        yield from self._entries()
+
+    def find(self, server: str, run: str, round_number: int) -> Entry | None:
+        """Return the charge of a round, if it was charged."""
+        return next(self._entries("WHERE server = ? AND run = ? AND round = ?", (server, run, round_number)), None)
+
+    def release_of(self, entry: Entry) -> bytes | None:
+        """Return the release that a charge paid for, if it came to be."""
+        row = self._execute("SELECT data FROM releases WHERE number = ?", (entry.number,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def charge(self, plan: RoundPlan, plan_bytes: bytes, server: str) -> Entry:
+        """Write down what ``plan`` costs; when this returns, it is on the disk."""
+        charge = plan.charge
+        if charge is None:
+            raise LedgerError(f"run {plan.run!r} asks for round {plan.round} without privacy: nothing can be charged")
+        with self._transaction():
+            number, previous = self._last()
+            digest = hashlib.sha256(plan_bytes).hexdigest()
+            entry = Entry(number + 1, time.time(), server, plan.run, plan.round, charge, digest, hash="")
+            entry = replace(entry, hash=entry.expected_hash(previous))
+            self._execute(
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    entry.number,
+                    entry.time,
+                    server,
+                    plan.run,
+                    plan.round,
+                    charge.noise_multiplier,
+                    charge.sampling_rate,
+                    charge.steps,
+                    entry.plan,
+                    entry.hash,
+                ),
+            )
+        self._history = merged((*self._history, charge))
+        _remember(self._head, entry.number, entry.hash)
+        return entry
+
+    def keep(self, entry: Entry, release: bytes) -> None:
+        """Keep the release of a charge; when this returns, it is on the disk and may leave the site."""
+        with self._transaction():
+            self._execute("INSERT INTO releases VALUES (?, ?)", (entry.number, release))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    def _migrate(self) -> None:
+        (version,) = self._execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            raise LedgerError(
+                f"{self._path} was written by a newer Fedsieve (format {version}, this one knows {len(_MIGRATIONS)}): "
+                "update Fedsieve at this site"
+            )
+        for number, script in enumerate(_MIGRATIONS[version:], start=version + 1):
+            for statement in filter(str.strip, script.split(";")):
+                self._execute(statement)
+            self._execute(f"PRAGMA user_version = {number}")
+
+    def _verified_history(self) -> History:
+        """Check the whole chain against itself and against the head; return what it adds up to."""
+        (finding,) = self._execute("PRAGMA integrity_check").fetchone()
+        if finding != "ok":
+            raise LedgerError(f"{self._path} is damaged ({finding}): {_WAY_OUT}")
+        try:
+            head = json.loads(self._head.read_text())
+            known, known_hash = int(head["entries"]), str(head["hash"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LedgerError(
+                f"cannot read {self._head}, which says how long the ledger is ({error}): {_WAY_OUT}"
+            ) from error
+        previous, count, charges = _CHAIN_START, 0, []
+        found_head = known == 0 and known_hash == _CHAIN_START
+        for count, entry in enumerate(self._entries(), start=1):
+            if entry.number != count or entry.hash != entry.expected_hash(previous):
+                raise LedgerError(f"entry {count} of {self._path} was changed, or one before it taken out: {_WAY_OUT}")
+            previous = entry.hash
+            found_head = found_head or (count == known and previous == known_hash)
+            charges.append(entry.charge)
+        if not found_head:
+            raise LedgerError(f"{self._path} has {count} entries but had {known}: it was cut or replaced; {_WAY_OUT}")
+        if count > known:  # the last crash came between the entry and the head
+            _remember(self._head, count, previous)
+        return merged(charges)
+
+    def _last(self) -> tuple[int, str]:
+        row = self._execute("SELECT number, hash FROM entries ORDER BY number DESC LIMIT 1").fetchone()
+        return (0, _CHAIN_START) if row is None else (int(row[0]), str(row[1]))
+
+    def _entries(self, where: str = "", parameters: tuple[object, ...] = ()) -> Iterator[Entry]:
+        columns = "number, time, server, run, round, noise_multiplier, sampling_rate, steps, plan, hash"
+        for row in self._execute(f"SELECT {columns} FROM entries {where} ORDER BY number", parameters):
+            number, at, server, run, round_number, noise, rate, steps, plan, digest = row
+            try:
+                charge = Charge(noise, rate, steps)
+            except (AccountingError, TypeError) as error:
+                raise LedgerError(f"entry {number} of {self._path} was changed ({error}): {_WAY_OUT}") from error
+            yield Entry(number, at, server, run, round_number, charge, plan, digest)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _execute(self, statement: str, parameters: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, parameters)
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger {self._path} cannot be read or written: {error}") from error
+
+
+def _remember(head: Path, entries: int, digest: str) -> None:
+    try:
+        write_durably(head, json.dumps({"entries": entries, "hash": digest}).encode())
+    except OSError as error:
+        raise LedgerError(f"cannot write {head}: {error}; nothing was released") from error

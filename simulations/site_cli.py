@@ -1,0 +1,113 @@
+"""``fedsieve ledger`` and ``fedsieve keys``: what a site's operator and a server's operator need beside the data."""
+
+import argparse
+import csv
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from client.ledger import Ledger
+from client.policy import SitePolicy
+from common.accounting import NEIGHBOURS, Charge, epsilon_of
+from common.errors import ConfigError
+from common.signing import PlanSigner
+
+Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_ledger(commands: Commands) -> None:
+    """Add the subcommands of ``fedsieve ledger``."""
+    ledger = commands.add_parser("ledger", help="a site's privacy ledger: what was spent, and by whom")
+    actions = ledger.add_subparsers(required=True, metavar="COMMAND")
+    for name, about, action in (
+        ("create", "make a new, empty ledger", _create),
+        ("show", "what was spent by each run, and what is left", _show),
+        ("verify", "check every entry and the chain that binds them", _verify),
+        ("export", "print all entries as CSV", _export),
+    ):
+        parser = actions.add_parser(name, help=about)
+        parser.add_argument("ledger", type=Path, help="file of the ledger")
+        if name == "show":
+            parser.add_argument("--policy", type=Path, help="the site's policy: what is left of its budget")
+            parser.add_argument("--delta", type=float, help="delta to show epsilon at, without a policy")
+        parser.set_defaults(run=action)
+
+
+def add_keys(commands: Commands) -> None:
+    """Add the subcommands of ``fedsieve keys``."""
+    actions = commands.add_parser("keys", help="keys of a deployment").add_subparsers(required=True, metavar="COMMAND")
+    server = actions.add_parser("server", help="make the key that signs plans, and print its public half")
+    server.add_argument("key", type=Path, help="file to write the key to; keep it secret")
+    server.set_defaults(run=_server_key)
+
+
+def _create(options: argparse.Namespace) -> int:
+    Ledger.create(options.ledger).close()
+    print(f"made {options.ledger}; back it up together with {options.ledger.name}.head")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    ledger = Ledger(options.ledger)
+    print(f"{options.ledger}: {sum(1 for _ in ledger.entries())} entries, the chain is whole")
+    ledger.close()
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    policy = SitePolicy.load(options.policy) if options.policy else None
+    if policy is None and options.delta is None:
+        raise ConfigError("epsilon is always at some delta: give --policy site.toml or --delta 1e-5")
+    delta, accountant = (policy.delta, policy.accountant) if policy else (options.delta, "rdp")
+    ledger = Ledger(options.ledger)
+    runs: dict[tuple[str, str], list[Charge]] = {}
+    since: dict[tuple[str, str], float] = {}
+    for entry in ledger.entries():
+        who = (entry.server, entry.run)
+        runs.setdefault(who, []).append(entry.charge)
+        since.setdefault(who, entry.time)
+    table = Table(title=f"{options.ledger}: epsilon at delta {delta:g} per record ({NEIGHBOURS})", title_justify="left")
+    for heading in ("run", "asked by", "first asked", "rounds", "steps", "epsilon alone"):
+        table.add_column(heading, justify="right" if heading in ("rounds", "steps", "epsilon alone") else "left")
+    for (server, run), charges in runs.items():
+        table.add_row(
+            run,
+            server[:16] or "not signed",
+            f"{datetime.fromtimestamp(since[server, run], UTC):%Y-%m-%d %H:%M} UTC",
+            f"{len(charges)}",
+            f"{sum(charge.steps for charge in charges)}",
+            f"{epsilon_of(charges, delta, accountant):.4f}",
+        )
+    spent = epsilon_of(ledger.history, delta, accountant)
+    ledger.close()
+    console = Console()
+    console.print(table)
+    left = "" if policy is None else f" of {policy.epsilon:g}, {max(0.0, policy.epsilon - spent):.4f} left"
+    console.print(f"all runs together: epsilon {spent:.4f}{left}", highlight=False)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    ledger = Ledger(options.ledger)
+    out = csv.writer(sys.stdout)
+    out.writerow(
+        ("number", "time", "server", "run", "round", "noise_multiplier", "sampling_rate", "steps", "plan", "hash")
+    )
+    for entry in ledger.entries():
+        charge = entry.charge
+        mechanism = (charge.noise_multiplier, charge.sampling_rate, charge.steps)
+        out.writerow(
+            (entry.number, entry.time, entry.server, entry.run, entry.round, *mechanism, entry.plan, entry.hash)
+        )
+    ledger.close()
+    return 0
+
+
+def _server_key(options: argparse.Namespace) -> int:
+    signer = PlanSigner.create(options.key)
+    print(f"wrote {options.key}: name it in the run config (server-key). Sites name the public key in their policy:")
+    print(f'server-key = "{signer.public_key}"')
+    return 0

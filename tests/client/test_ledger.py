@@ -1,0 +1,149 @@
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from client.ledger import Entry, Ledger
+from common.accounting import Charge
+from common.errors import LedgerError
+from common.plan import RoundPlan
+from tests.support import small_plan
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "site" / "ledger.db"
+
+
+def plan_of(round_number: int, run: str = "a", **changes: object) -> RoundPlan:
+    return small_plan(10, round=round_number, run=run, **{"noise_multiplier": 1.5, "steps": 3, **changes})
+
+
+def charge(ledger: Ledger, round_number: int, run: str = "a", **changes: object) -> Entry:
+    plan = plan_of(round_number, run, **changes)
+    return ledger.charge(plan, plan.to_bytes(), "")
+
+
+def filled(path: Path, rounds: int = 3) -> None:
+    ledger = Ledger.create(path)
+    for number in range(1, rounds + 1):
+        ledger.keep(charge(ledger, number), b"release %d" % number)
+    ledger.close()
+
+
+def test_charges_and_releases_are_there_again_after_a_restart(path: Path) -> None:
+    filled(path)
+    ledger = Ledger(path)
+    assert [entry.round for entry in ledger.entries()] == [1, 2, 3]
+    assert ledger.history == (Charge(1.5, 1.0, 9),)
+    entry = ledger.find("", "a", 2)
+    assert entry is not None and ledger.release_of(entry) == b"release 2"
+    assert ledger.find("", "a", 4) is None and ledger.find("", "b", 2) is None and ledger.find("x", "a", 2) is None
+
+
+def test_runs_on_the_same_data_compose(path: Path) -> None:
+    ledger = Ledger.create(path)
+    charge(ledger, 1, "a")
+    charge(ledger, 1, "b", noise_multiplier=2.0)
+    charge(ledger, 2, "b", noise_multiplier=2.0)
+    assert ledger.history == (Charge(1.5, 1.0, 3), Charge(2.0, 1.0, 6))
+
+
+def test_a_round_is_charged_once_and_never_without_privacy(path: Path) -> None:
+    ledger = Ledger.create(path)
+    charge(ledger, 1)
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        charge(ledger, 1)
+    with pytest.raises(LedgerError, match="without privacy"):
+        charge(ledger, 2, private=False)
+    assert ledger.history == (Charge(1.5, 1.0, 3),)
+    assert charge(ledger, 2).number == 2
+
+
+def test_a_ledger_is_never_begun_by_accident_or_anew(path: Path) -> None:
+    with pytest.raises(LedgerError, match="fedsieve ledger create"):
+        Ledger(path)
+    filled(path)
+    with pytest.raises(LedgerError, match="exists already"):
+        Ledger.create(path)
+    path.unlink()
+    with pytest.raises(LedgerError, match="restore"):
+        Ledger(path)
+    with pytest.raises(LedgerError, match="exists already"):
+        Ledger.create(path)
+
+
+def tamper(statement: str) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        with sqlite3.connect(path) as database:
+            database.execute(statement)
+        database.close()
+
+    return apply
+
+
+def rehash_last(path: Path) -> None:
+    """Change an entry and give it the right hash again: only the head can tell."""
+    ledger = Ledger(path)
+    *_, before, last = ledger.entries()
+    ledger.close()
+    forged = Entry(3, last.time, last.server, last.run, last.round, Charge(99.0, 1.0, 3), last.plan, "")
+    tamper(f"UPDATE entries SET noise_multiplier = 99, hash = '{forged.expected_hash(before.hash)}' WHERE number = 3")(
+        path
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tamper("UPDATE entries SET noise_multiplier = 99 WHERE number = 2"), "entry 2 .* was changed"),
+        (tamper("UPDATE entries SET steps = 1 WHERE number = 3"), "entry 3 .* was changed"),
+        (tamper("UPDATE entries SET sampling_rate = 0 WHERE number = 1"), "entry 1 .* was changed"),
+        (tamper("DELETE FROM entries WHERE number = 2"), "entry 2 .* was changed, or one before it taken out"),
+        (tamper("DELETE FROM entries WHERE number = 3"), "has 2 entries but had 3"),
+        (tamper("DELETE FROM entries"), "has 0 entries but had 3"),
+        (rehash_last, "has 3 entries but had 3: it was cut or replaced"),
+        (tamper("PRAGMA user_version = 99"), "newer Fedsieve"),
+        (tamper("DROP TABLE entries"), "cannot be read or written"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), "ledger"),
+        (lambda path: path.write_bytes(b"not a database" * 500), "cannot be read or written|cannot use"),
+        (lambda path: path.write_bytes(b""), "has 0 entries but had 3"),
+        (lambda path: path.with_name("ledger.db.head").unlink(), "cannot read .*head"),
+        (lambda path: path.with_name("ledger.db.head").write_text("{}"), "cannot read .*head"),
+    ],
+)
+def test_a_damaged_ledger_is_refused_with_the_way_out(path: Path, change: Callable[[Path], None], message: str) -> None:
+    filled(path)
+    change(path)
+    with pytest.raises(LedgerError, match=message) as caught:
+        Ledger(path)
+    assert any(word in str(caught.value) for word in ("backup", "update Fedsieve", "cannot be read"))
+
+
+def test_a_crash_between_the_entry_and_the_head_is_healed(path: Path) -> None:
+    filled(path, 2)
+    head = path.with_name("ledger.db.head")
+    before = head.read_text()
+    ledger = Ledger(path)
+    charge(ledger, 3)
+    ledger.close()
+    after = head.read_text()
+    head.write_text(before)
+    ledger = Ledger(path)
+    assert len(list(ledger.entries())) == 3
+    assert head.read_text() == after and json.loads(after)["entries"] == 3
+
+
+def test_two_processes_cannot_hold_the_same_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import client.ledger
+
+    filled(path)
+    first = Ledger(path)
+    connect = sqlite3.connect
+    monkeypatch.setattr(client.ledger.sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0.1}))
+    with pytest.raises(LedgerError, match="locked"):
+        Ledger(path)
+    first.close()
+    Ledger(path).close()

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from client.policy import SitePolicy
+from common.accounting import Charge, epsilon_of
+from common.errors import ConfigError, PlanRefused
+from tests.support import SMALL_MODEL, small_plan
+
+LIMITS = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "models": [SMALL_MODEL],
+    "min-noise-multiplier": 0.8,
+    "max-clip-norm": 2.0,
+    "max-sampling-rate": 0.2,
+    "max-steps-per-round": 20,
+    "max-rounds": 50,
+    "value-codings": ["calibrated", "f32"],
+    "index-codings": ["seed"],
+}
+GOOD = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 10, "round": 5}
+
+
+def test_a_plan_inside_the_policy_passes() -> None:
+    SitePolicy.parse(LIMITS).check(small_plan(10, **GOOD), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"private": False}, "not private"),
+        ({"model": "dp-cnn"}, "model 'dp-cnn' is outside this site's policy: models are mlp"),
+        ({"noise_multiplier": 0.79}, "noise multiplier 0.79 .* at least 0.8"),
+        ({"clip_norm": 2.1}, "clip norm 2.1 .* at most 2"),
+        ({"sampling_rate": 0.21}, "sampling rate 0.21 .* at most 0.2"),
+        ({"steps": 21}, "21 steps .* at most 20"),
+        ({"round": 51}, "round 51 .* at most 50"),
+        ({"value_coding": "int8"}, "value coding int8"),
+        ({"index_coding": "raw"}, "index coding raw"),
+    ],
+)
+def test_a_plan_outside_the_policy_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
+    with pytest.raises(PlanRefused, match=reason):
+        SitePolicy.parse(LIMITS).check(small_plan(10, **{**GOOD, **change}), ())
+
+
+def test_the_budget_is_that_of_everything_ever_charged() -> None:
+    policy, plan = SitePolicy.parse(LIMITS), small_plan(10, **GOOD)
+    steps = 0
+    while epsilon_of((Charge(1.0, 0.1, steps + 10),), 1e-5) <= 8.0:
+        policy.check(plan, (Charge(1.0, 0.1, steps),))
+        steps += 10
+    assert steps > 0
+    with pytest.raises(
+        PlanRefused, match=r"would bring epsilon to 8\.\d+, above this site's budget of 8 \(spent so far"
+    ):
+        policy.check(plan, (Charge(1.0, 0.1, steps),))
+    with pytest.raises(PlanRefused, match="budget"):
+        policy.check(plan, (Charge(0.9, 0.1, steps),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0}, "a finite epsilon > 0, got epsilon=0"),
+        ({"epsilon": "3"}, "expected epsilon of type float, got '3'"),
+        ({"delta": 1.0}, "0 < delta < 1"),
+        ({"models": []}, "names of the models"),
+        ({"models": "mlp"}, "list of names"),
+        ({"max-steps-per-round": 1.5}, "type int, got 1.5"),
+        ({"max-rounds": True}, "type int, got True"),
+        ({"value-codings": ["f64"]}, "some of"),
+        ({"server-key": "abc"}, "64 hexadecimal digits"),
+        ({"accountant": "guess"}, "one of"),
+        ({"max-noise": 1.0}, "unknown key 'max-noise'; the keys are epsilon"),
+    ],
+)
+def test_a_wrong_policy_is_an_error_that_names_the_key(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SitePolicy.parse({**LIMITS, **change})
+
+
+def test_a_policy_is_a_toml_file(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('epsilon = 8\ndelta = 1e-6\nmodels = ["dp-cnn-s"]\n')
+    assert SitePolicy.load(path) == SitePolicy(epsilon=8.0, delta=1e-6, models=("dp-cnn-s",))
+    path.write_text("epsilon = 8\n")
+    with pytest.raises(ConfigError, match=r"site.toml: policy: lacks delta, models"):
+        SitePolicy.load(path)
+    path.write_text("epsilon == 8\n")
+    with pytest.raises(ConfigError, match="cannot read the policy"):
+        SitePolicy.load(path)
+    with pytest.raises(ConfigError, match="cannot read the policy"):
+        SitePolicy.load(tmp_path / "none.toml")
