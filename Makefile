@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo test lint setup format bench-simulation bench-step bench-coding constraints clean
+.PHONY: help demo test lint setup format bench-simulation bench-step bench-coding bench-bytes constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,9 @@ bench-step: $(READY)  ## our clipping engine against plain SGD, Opacus, BackPACK
 bench-coding: $(READY)  ## our coding of values and indices against zstd and Roaring, in bits and in speed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m simulations.benchmarks.coding
+
+bench-bytes: $(READY)  ## accuracy for the bytes: dense, sparse and calibrated systems; takes hours, QUICK=1 for a glance
+	$(BIN)/python -m simulations.benchmarks.bytes $(if $(QUICK),--quick)
 
 setup: $(READY)  ## make .venv with everything in it
 

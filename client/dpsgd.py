@@ -8,10 +8,10 @@ from torch import Tensor
 from client.clipping.book_keeping import ClippedSum
 from client.clipping.self_check import require_agreement
 from client.data import SiteData
-from client.randomness import RoundRandomness
-from common.coding import Values
+from common.coding import Values, clipped
 from common.models import FlatModel
 from common.plan import RoundPlan
+from common.randomness import RoundRandomness
 
 
 def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: RoundRandomness) -> Values:
@@ -22,13 +22,17 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     that; parameters -= learning_rate * velocity.
     Guarantees: each step is the sampled Gaussian mechanism with sensitivity C, so the round costs ``plan.charge``;
     coordinates off the mask do not change by one bit; every private step draws fresh noise, an empty batch included.
+    Where the unit is the client the steps neither clip nor add noise; the movement as a whole, which is on the mask
+    already, is clipped to C, and the server adds the noise.
     Edge cases: a plan that is not private neither clips nor adds noise. The velocity starts at zero in every round.
-    Source: random-sparsification, Algorithm 1.
+    Source: random-sparsification, Algorithm 1; for clients McMahan et al., "Learning differentially private recurrent
+    language models" (2018).
     """
     kept = _kept_on(model, plan)
     device = model.vector.device
     _seed_modules(randomness.module_seed(), device)
-    gradient_sum = _clipped_sum(model, kept, plan) if plan.private else _PlainSum(model, kept, plan)
+    by_record = plan.private and plan.privacy_unit == "record"
+    gradient_sum = _clipped_sum(model, kept, plan) if by_record else _PlainSum(model, kept, plan)
 
     start = model.vector.clone() if kept is None else model.vector.index_select(0, kept)
     velocity = torch.zeros_like(start) if plan.momentum else None
@@ -37,7 +41,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     for _ in range(plan.steps):
         rows = randomness.poisson_sample(data.size, plan.sampling_rate)
         total = gradient_sum(*data.batch(rows, device))
-        if plan.private:
+        if by_record:
             noise = torch.from_numpy(randomness.standard_normal(total.numel())).to(device)
             total = total.add_(noise, alpha=noise_std)
         if velocity is not None:
@@ -49,7 +53,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
             model.vector.scatter_add_(0, kept, total * -step_size)
     moved = (model.vector if kept is None else model.vector.index_select(0, kept)).sub(start)
     values: Values = moved.cpu().numpy()
-    return values
+    return clipped(values, plan.clip_norm) if plan.private and not by_record else values
 
 
 def _seed_modules(seed: int, device: torch.device) -> None:

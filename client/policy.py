@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from common.accounting import AccountantName, History, epsilon_of
+from common.accounting import AccountantName, History, PrivacyUnit, epsilon_of
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, PlanRefused
 from common.plan import RoundPlan
@@ -20,6 +20,7 @@ class SitePolicy:
 
     ``epsilon`` and ``delta`` are the budget of a record over everything that the ledger has ever seen. ``server_key``
     is the public key whose plans are obeyed; empty obeys unsigned plans, which anyone who reaches the site can write.
+    ``privacy_units`` with ``client`` trusts the server to add the noise: what leaves the site then has none.
     """
 
     epsilon: float
@@ -31,6 +32,7 @@ class SitePolicy:
     max_steps_per_round: int = 10_000
     max_rounds: int = 100_000
     models: tuple[str, ...] = field(default=())
+    privacy_units: tuple[str, ...] = ("record",)
     value_codings: tuple[str, ...] = get_args(ValueCoding)
     index_codings: tuple[str, ...] = get_args(IndexCoding)
     server_key: str = ""
@@ -49,7 +51,11 @@ class SitePolicy:
         check(self.max_steps_per_round >= 1, "max_steps_per_round", "at least 1")
         check(self.max_rounds >= 1, "max_rounds", "at least 1")
         check(len(self.models) > 0, "models", "the names of the models that may be trained here")
-        for name, known in (("value_codings", ValueCoding), ("index_codings", IndexCoding)):
+        for name, known in (
+            ("value_codings", ValueCoding),
+            ("index_codings", IndexCoding),
+            ("privacy_units", PrivacyUnit),
+        ):
             check(set(getattr(self, name)) <= set(get_args(known)), name, f"some of {get_args(known)}")
         check(re.fullmatch("([0-9a-f]{64})?", self.server_key) is not None, "server_key", "64 hexadecimal digits")
 
@@ -91,6 +97,8 @@ class SitePolicy:
         if charge is None:
             raise PlanRefused("the plan is not private, and this site releases nothing without privacy")
         require(plan.model in self.models, f"model {plan.model!r}", f"models are {', '.join(self.models)}")
+        units = ", ".join(self.privacy_units)
+        require(plan.privacy_unit in self.privacy_units, f"privacy unit {plan.privacy_unit}", f"one of {units}")
         least = self.min_noise_multiplier
         require(plan.noise_multiplier >= least, f"noise multiplier {plan.noise_multiplier:g}", f"at least {least:g}")
         require(

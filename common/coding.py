@@ -217,6 +217,14 @@ def decode(
     return SparseUpdate(round_number, model_version, mask_digest, size, values, indices)
 
 
+def clipped(values: Values, clip_norm: float) -> Values:
+    """Return values * min(1, clip_norm / ||values||); zeros where a value is not finite: that update says nothing."""
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    if not np.isfinite(norm):
+        return np.zeros_like(values)
+    return values if norm <= clip_norm else (values * np.float64(clip_norm / norm)).astype(np.float32)
+
+
 def to_grid(values: NDArray[np.floating[Any]], grid_step: float) -> Integers:
     """Return the nearest multiples of ``grid_step``, as integers; what is not finite becomes the smallest int32."""
     with np.errstate(invalid="ignore", over="ignore"):

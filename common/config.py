@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin
 
-from common.accounting import AccountantName
+from common.accounting import AccountantName, PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
 from common.schedule import DensitySchedule, ScheduleKind
@@ -47,7 +47,10 @@ class RunConfig:
     server_key: str = _about("file of the key that signs plans ('fedsieve keys server'); empty: plans are not signed")
 
     private: bool = _about("false: no clipping, no noise, no privacy; every output says so")
-    epsilon: float = _about("privacy budget of a record over the whole run")
+    privacy_unit: PrivacyUnit = _about(
+        "record (sites add the noise) or client (a whole site; a trusted server adds it)"
+    )
+    epsilon: float = _about("privacy budget of a record, or of a client, over the whole run")
     delta: float = _about("probability with which the budget may fail")
     noise_multiplier: float = _about("noise std over clip norm; 0: calibrated from epsilon")
     accountant: AccountantName = _about("rdp or prv (tighter, slower)")
@@ -107,6 +110,11 @@ class RunConfig:
         check(0 <= self.server_momentum < 1, "server_momentum", "0 <= server-momentum < 1")
         check(0 <= self.server_averaging < 1, "server_averaging", "0 <= server-averaging < 1")
         check(0 <= self.seed < 2**63, "seed", "0 <= seed < 2^63")
+        check(
+            self.privacy_unit == "record" or self.weighting == "uniform",
+            "weighting",
+            "uniform, so that no site counts more than its clip norm, where the privacy unit is the client",
+        )
         check(self.cohort <= self.sites, "cohort", f"at most the {self.sites} sites")
         check(self.min_cohort <= self.cohort_size, "min_cohort", f"at most the cohort of {self.cohort_size}")
         check("/" not in self.name and self.name not in (".", ".."), "name", "a folder's name without '/'")
@@ -125,6 +133,11 @@ class RunConfig:
     def cohort_size(self) -> int:
         """How many sites a round asks."""
         return self.cohort or self.sites
+
+    @property
+    def cohort_rate(self) -> float:
+        """The share of the sites that a round asks."""
+        return self.cohort_size / self.sites
 
     @property
     def value_coding_used(self) -> ValueCoding:

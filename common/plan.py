@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
-from common.accounting import Charge
+from common.accounting import Charge, PrivacyUnit
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, WireError
 from common.mask import MaskSpec
@@ -19,7 +19,9 @@ _MAX_BYTES = 4096
 class RoundPlan:
     """One round, in full. Mechanism and accounting are both built from it, so that they cannot disagree.
 
-    ``sampling_rate`` q, ``clip_norm`` C and ``noise_multiplier`` z are those of each of the ``steps`` noisy updates.
+    ``sampling_rate`` q, ``clip_norm`` C and ``noise_multiplier`` z are those of each of the ``steps`` noisy updates,
+    where the ``privacy_unit`` is the record. Where it is the client, C bounds the whole release, and the server adds
+    noise of std z C to the sum over a cohort of ``cohort`` sites on average.
     A plan that is not ``private`` has neither clipping nor noise and cannot be charged.
     ``grid`` is the step of ``calibrated`` values over the std of their noise. ``model_digest`` names the model to start
     from (``common.broadcast.digest_of``), whose parameters are multiples of ``model_step``, or any numbers where that
@@ -35,6 +37,8 @@ class RoundPlan:
     mask_size: int
     mask_kept: int
     private: bool
+    privacy_unit: PrivacyUnit
+    cohort: float
     steps: int
     sampling_rate: float
     clip_norm: float
@@ -58,6 +62,8 @@ class RoundPlan:
         check(self.round >= 1, "round", "round >= 1")
         check(self.model_version >= 0, "model_version", "model_version >= 0")
         check(self.steps >= 1, "steps", "steps >= 1")
+        check(self.privacy_unit in get_args(PrivacyUnit), "privacy_unit", f"one of {get_args(PrivacyUnit)}")
+        check(0 < self.cohort < math.inf, "cohort", "a finite cohort > 0")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling_rate <= 1")
         check(0 < self.clip_norm < math.inf, "clip_norm", "a finite clip_norm > 0")
         check(
@@ -82,13 +88,24 @@ class RoundPlan:
 
     @property
     def charge(self) -> Charge | None:
-        """What this round costs a site that carries it out; None where nothing is private."""
+        """What this round costs a site that carries it out; None where nothing is private.
+
+        A site whose unit is the client knows that it is in the cohort, so that drawing the cohort hides nothing from
+        itself: the server, which accounts for all sites, counts less (``server.privacy``).
+        """
         if not self.private:
             return None
+        if self.privacy_unit == "client":
+            return Charge(self.noise_multiplier, 1.0, 1)
         return Charge(self.noise_multiplier, self.sampling_rate, self.steps)
 
     def grid_step(self, declared_size: int) -> float:
-        """Return the step of the grid of ``calibrated`` values, for a site of that size; 0 where nothing is private."""
+        """Return the step of the grid of ``calibrated`` values, for a site of that size; 0 where nothing is private.
+
+        Where the unit is the client, the noise in the sum over the cohort is shared out: z C / sqrt(cohort) each.
+        """
+        if self.privacy_unit == "client":
+            return self.grid * self.noise_multiplier * self.clip_norm / math.sqrt(self.cohort)
         return self.grid * release_noise_std(
             noise_multiplier=self.noise_multiplier,
             clip_norm=self.clip_norm,
@@ -149,7 +166,15 @@ def release_noise_std(
 
 
 def _typed(name: str, value: Any, expected: Any) -> Any:
-    kinds: dict[Any, type] = {int: int, float: float, str: str, bool: bool, ValueCoding: str, IndexCoding: str}
+    kinds: dict[Any, type] = {
+        int: int,
+        float: float,
+        str: str,
+        bool: bool,
+        ValueCoding: str,
+        IndexCoding: str,
+        PrivacyUnit: str,
+    }
     if type(value) is not kinds[expected]:
         raise WireError(f"plan: expected {name} of type {kinds[expected].__name__}, got {value!r}")
     return value

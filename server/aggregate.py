@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.coding import Values
+from common.coding import Values, clipped
 from common.config import ServerOptimizerName
 from common.mask import Indices
+from common.randomness import RoundRandomness
 
 _ADAM_BETA2 = 0.99
 _ADAM_EPSILON = 1e-3  # FedAdam's tau (Reddi et al. 2021)
@@ -24,6 +25,24 @@ def weighted_mean(updates: Sequence[tuple[Values, float]]) -> Values:
     for values, weight in updates:
         total += values if weight == 1 else np.multiply(values, weight, out=weighted)
     mean: Values = (total / sum(weight for _, weight in updates)).astype(np.float32)
+    return mean
+
+
+def noisy_mean(
+    updates: Sequence[Values], kept: int, clip_norm: float, noise_std: float, cohort: float, randomness: RoundRandomness
+) -> Values:
+    """Return (sum of clip(values, clip_norm) + N(0, noise_std^2)) / cohort, shape (kept,).
+
+    Guarantees: adding or removing one update changes the sum by at most ``clip_norm``, whatever the site sent: values
+    are clipped here too, since coding rounds them after the site has clipped them. ``cohort`` is the public expected
+    number of updates, not the real one.
+    Edge cases: no update at all gives noise, like any other round.
+    """
+    total = np.zeros(kept, np.float64)
+    for values in updates:
+        total += clipped(values, clip_norm)
+    total += noise_std * randomness.standard_normal(kept).astype(np.float64)
+    mean: Values = (total / cohort).astype(np.float32)
     return mean
 
 

@@ -15,12 +15,13 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from common import datasets, models
-from common.accounting import NEIGHBOURS, PRIVACY_UNIT, Charge, calibrate_noise_multiplier, epsilon_of
+from common.accounting import Charge, calibrate_noise_multiplier, epsilon_of, neighbours_of
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import ConfigError, ModelError
 from common.integers import grid_entropy_bits
 from common.plan import release_noise_std
+from common.randomness import RoundRandomness, SecureRandomness
 from common.signing import PlanSigner
 from server.aggregate import ModelAverage, ServerOptimizer
 from server.checkpoint import Checkpoint
@@ -57,8 +58,16 @@ class RunResult:
     seconds: float
 
 
-def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> RunResult:
-    """Run, or resume, a federation over ``grid`` and return its result."""
+def run(
+    grid: Grid,
+    config: RunConfig,
+    listeners: tuple[Listener, ...] = (),
+    secrets: Callable[[int], RoundRandomness] = lambda round_number: SecureRandomness.fresh(),
+) -> RunResult:
+    """Run, or resume, a federation over ``grid`` and return its result.
+
+    ``secrets`` returns the server's own randomness for a round: cohorts and noise where the unit is the client.
+    """
     evaluate = _evaluation(config)
     initial = models.initial_vector(config.model, config.seed)
     noise_multiplier = _noise_multiplier(config)
@@ -107,6 +116,7 @@ def run(grid: Grid, config: RunConfig, listeners: tuple[Listener, ...] = ()) -> 
             log=log,
             evaluate=evaluate,
             save=save,
+            secrets=secrets,
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
         return _finish(log, folder, config, state, strategy, strategy.result(), evaluate)
@@ -143,16 +153,18 @@ def _noise_multiplier(config: RunConfig) -> float:
     """Return the noise of the whole run: as given, or just enough for the budget if every round asks every site."""
     if not config.private:
         return 0.0
-    steps = config.rounds * config.steps_per_round
+    by_client = config.privacy_unit == "client"
+    steps = config.rounds if by_client else config.rounds * config.steps_per_round
+    sampling_rate = config.cohort_rate if by_client else config.sampling_rate
     if not config.noise_multiplier:
         return calibrate_noise_multiplier(
             epsilon=config.epsilon,
             delta=config.delta,
-            sampling_rate=config.sampling_rate,
+            sampling_rate=sampling_rate,
             steps=steps,
             accountant=config.accountant,
         )
-    charge = Charge(config.noise_multiplier, config.sampling_rate, steps)
+    charge = Charge(config.noise_multiplier, sampling_rate, steps)
     cost = epsilon_of((charge,), config.delta, config.accountant)
     if cost > config.epsilon:
         raise ConfigError(
@@ -168,6 +180,9 @@ def _model_step(config: RunConfig, noise_multiplier: float, members: list[Member
     The noise of a mean over a cohort of c with weights w and noise s_i is that of a typical cohort:
     sqrt(mean of (w_i s_i)^2 / c) / mean of w_i.
     """
+    if config.privacy_unit == "client":
+        noise_std = noise_multiplier * config.clip_norm / config.cohort_size
+        return config.downlink_grid * optimizer.noise_gain(noise_std)
     sizes = np.array([member.declared_size for member in members], np.float64)
     noise = np.array(
         [
@@ -243,8 +258,8 @@ def _log_start(
         downlink_coding=config.downlink_coding_used,
         grid_entropy_bits=grid_entropy_bits(config.grid) if config.value_coding_used == "calibrated" else None,
         accountant=config.accountant,
-        privacy_unit=PRIVACY_UNIT,
-        neighbours=NEIGHBOURS,
+        privacy_unit=config.privacy_unit,
+        neighbours=neighbours_of(config.privacy_unit),
         sites=len(members),
         planned_epsilon=config.epsilon if config.private else None,
         initial_accuracy=score.accuracy if score else None,

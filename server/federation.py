@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.errors import FederationError, WireError
+from common.randomness import RoundRandomness
 from common.records import Introduction
 
 
@@ -68,3 +69,8 @@ def draw_cohort(members: Sequence[Member], seed: int, round_number: int, count: 
         return hashlib.sha256(b"fedsieve/cohort/1" + struct.pack("<QQQ", seed, round_number, member.site)).digest()
 
     return sorted(sorted(members, key=rank)[:count], key=lambda member: member.site)
+
+
+def draw_secret_cohort(members: Sequence[Member], rate: float, randomness: RoundRandomness) -> list[Member]:
+    """Return each member with probability ``rate``, independently: nobody but the server may know who was drawn."""
+    return [members[number] for number in randomness.poisson_sample(len(members), rate)]

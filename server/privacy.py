@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.accounting import AccountantName, Charge, epsilon_of, merged
+from common.accounting import AccountantName, Charge, epsilon_of, epsilons_of, merged
 
 
 @dataclass(slots=True)
@@ -27,7 +27,11 @@ class PrivacyAccount:
 
     def largest_epsilon(self) -> float:
         """Return the largest epsilon over all sites."""
-        return max((epsilon_of(h, self.delta, self.accountant) for h in set(self._charges.values())), default=0.0)
+        return max(self.epsilons().values(), default=0.0)
+
+    def epsilons(self) -> dict[int, float]:
+        """Return epsilon of every site that was ever charged; all at once, which is much faster than one by one."""
+        return dict(zip(self._charges, epsilons_of(self._charges.values(), self.delta, self.accountant), strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """Return the charges for a checkpoint."""

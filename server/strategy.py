@@ -12,17 +12,19 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from common.accounting import Charge
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import FederationError
 from common.plan import RoundPlan
+from common.randomness import RoundRandomness
 from common.records import Request, message_bytes
 from common.signing import PlanSigner
 from server.admission import AdmittedUpdate, Rejection, admit, wants_model
-from server.aggregate import ModelAverage, ServerOptimizer, weighted_mean
+from server.aggregate import ModelAverage, ServerOptimizer, noisy_mean, weighted_mean
 from server.downlink import Downlink
 from server.evaluation import Score
-from server.federation import Member, draw_cohort
+from server.federation import Member, draw_cohort, draw_secret_cohort
 from server.masks import RandomMasks
 from server.privacy import PrivacyAccount
 from server.runlog import RunLog
@@ -83,6 +85,7 @@ class SparseDpStrategy(Strategy):
         log: RunLog,
         evaluate: Callable[[Values], Score | None],
         save: Callable[[Values], None],
+        secrets: Callable[[int], RoundRandomness],
     ) -> None:
         self._run_name = run_name
         self._config = config
@@ -95,6 +98,9 @@ class SparseDpStrategy(Strategy):
         self._log = log
         self._evaluate = evaluate
         self._save = save
+        self._secrets = secrets
+        self._randomness = secrets(0)
+        self._by_client = config.private and config.privacy_unit == "client"
         self._model = np.empty(0, np.float32)
         self._open: _OpenRound | None = None
 
@@ -116,6 +122,8 @@ class SparseDpStrategy(Strategy):
             mask_size=mask.size,
             mask_kept=mask.kept,
             private=config.private,
+            privacy_unit=config.privacy_unit,
+            cohort=float(config.cohort_size),
             steps=config.steps_per_round,
             sampling_rate=config.sampling_rate,
             clip_norm=config.clip_norm,
@@ -136,7 +144,11 @@ class SparseDpStrategy(Strategy):
         """Plan the round and address it to its cohort."""
         self._model = _vector(arrays)
         plan = self.plan(server_round)
-        cohort = draw_cohort(self._remaining(), self._config.seed, server_round, self._config.cohort_size)
+        self._randomness = self._secrets(server_round)
+        if self._by_client:
+            cohort = draw_secret_cohort(self._remaining(), self._config.cohort_rate, self._randomness)
+        else:
+            cohort = draw_cohort(self._remaining(), self._config.seed, server_round, self._config.cohort_size)
         self._open = _OpenRound(plan, cohort, time.monotonic())
         self._state.traffic.begin_round()
         return self._address(self._open, cohort, self._config.round_deadline)
@@ -200,16 +212,26 @@ class SparseDpStrategy(Strategy):
         for site in current.admitted:
             self._counts(site).admitted += 1
             self._downlink.confirm(site)  # it has answered from the model of this round
-        current.abandoned = len(current.admitted) < self._config.min_cohort
+        # How many were drawn is a secret where the unit is the client: then a round counts with however few.
+        current.abandoned = not self._by_client and len(current.admitted) < self._config.min_cohort
         if current.abandoned:
             return None, None
         by_site = [member for member in current.cohort if member.site in current.admitted]
-        mean = weighted_mean([(current.admitted[m.site].values, self._weight(m)) for m in by_site])
+        mean = self._mean(current, by_site)
         model = self._state.optimizer.step(self._model, current.plan.mask.indices(), mean)
         self._state.model_version += 1
         self._downlink.publish(model, self._state.model_version, current.plan.mask)
         self._state.average.add(model)
         return _record(model), None
+
+    def _mean(self, current: _OpenRound, members: Sequence[Member]) -> Values:
+        """Return the mean update of the admitted ``members``; noisy where the unit is the client."""
+        plan, admitted = current.plan, current.admitted
+        if not self._by_client:
+            return weighted_mean([(admitted[m.site].values, self._weight(m)) for m in members])
+        updates = [admitted[m.site].values for m in members]
+        noise_std = plan.noise_multiplier * plan.clip_norm
+        return noisy_mean(updates, plan.mask.kept, plan.clip_norm, noise_std, plan.cohort, self._randomness)
 
     def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
         verdict = admit(reply, current.plan, member.declared_size)
@@ -227,8 +249,17 @@ class SparseDpStrategy(Strategy):
             current.admitted[member.site] = verdict
 
     def _charge(self, current: _OpenRound) -> None:
-        """Charge every site that was asked, unless it said that it refused."""
+        """Charge every site that was asked, unless it said that it refused.
+
+        Where the unit is the client every site is charged for every round: that it may have been drawn is what drawing
+        a cohort in secret protects.
+        """
         charge = current.plan.charge
+        if self._by_client:
+            charge = None
+            for member in self._members:
+                each_round = Charge(current.plan.noise_multiplier, self._config.cohort_rate, 1)
+                self._state.privacy.charge(member.site, each_round)
         for member in current.cohort:
             if member.site not in current.admitted and member.site not in current.rejections:
                 current.rejections[member.site] = Rejection(f"no reply within {self._config.round_deadline:g} s")

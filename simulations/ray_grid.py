@@ -87,9 +87,7 @@ class RayGrid(LocalGrid):
     ) -> None:
         """Start (or join, by ``ray_address``) Ray and the actors; ``actors`` 0 means one per CPU."""
         super().__init__(config.sites)
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
-            ray.init(address=ray_address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        self._owns_ray = start_ray(ray_address)
         try:
             simulated = SimulatedSites.of(config, config.sites, dataset)
             self._sizes = simulated.sizes
@@ -181,6 +179,14 @@ class RayGrid(LocalGrid):
             self._actors[actor] = self._start_actor()
         # Starting takes seconds, which must not count against the next round's deadline.
         ray.get([self._actors[actor].where.remote() for actor in busy])
+
+
+def start_ray(address: str | None) -> bool:
+    """Start Ray, or join the cluster at ``address``; false where it runs already, and is somebody else's to stop."""
+    if ray.is_initialized():
+        return False
+    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    return True
 
 
 def assign(weights: Sequence[int], actors: int) -> list[list[int]]:

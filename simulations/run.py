@@ -14,7 +14,9 @@ from server.app import run as run_server
 from server.runfolder import RunFolder
 from server.runlog import Listener
 from simulations.grid import LocalGrid
+from simulations.seeded import SeededRandomness
 
+_SERVER = 2**63 - 1  # stands for the server where sites have their numbers: its streams are its own
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
@@ -52,7 +54,9 @@ def simulate(config: RunConfig, engine: Engine, listeners: tuple[Listener, ...] 
         raise ConfigError(f"expected --actors and --gpus-per-actor of 0 or more, got {engine}")
     grid = _open_grid(config, dataset, engine)
     try:
-        return run_server(grid, config, listeners)
+        return run_server(
+            grid, config, listeners, lambda number: SeededRandomness(config.seed, _SERVER).for_round("", number)
+        )
     finally:
         grid.close()
 

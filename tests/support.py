@@ -81,6 +81,8 @@ def small_plan(size: int, **changes: Any) -> RoundPlan:
         "mask_size": size,
         "mask_kept": max(1, size // 2),
         "private": True,
+        "privacy_unit": "record",
+        "cohort": 1.0,
         "steps": 1,
         "sampling_rate": 1.0,
         "clip_norm": 1.0,

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from client.clipping.explicit import explicit
 from client.clipping.rule import Call, Contribution, Masks, Totals, merged, squared_norms_of
 
+_KEPT_ENTRIES = 1 << 23  # of a layer's per-record gradients that may be kept: 32 MiB
 _BLOCK_ENTRIES = 1 << 18  # of a mask, or of per-record gradients, turned into floats at a time: fits a core's cache
 
 
@@ -14,7 +15,8 @@ class LinearRule:
 
     T = 1: ||M * (b a^T)||^2 = (b^2)^T M (a^2), and the weighted sum is (factor b)^T a: two matrix products.
     T > 1: if all is kept, ||sum_t b_t a_t^T||^2 = sum_st (b_s . b_t)(a_s . a_t), where that is cheaper than writing the
-    gradient down; else it is written down, a few records at a time. Several calls of a layer are more positions.
+    gradient down; else it is written down, and kept for the weighted sum unless that would take too much memory.
+    Several calls of a layer are more positions.
     """
 
     def __init__(self, layer: nn.Linear, masks: Masks) -> None:
@@ -44,6 +46,8 @@ def _weight_contribution(inputs: Tensor, gradients: Tensor, mask: Tensor | None,
         norms = _outer_norms(inputs[:, 0], gradients[:, 0], mask)
     elif mask is None and positions * (inputs.shape[2] + gradients.shape[2]) < width:
         norms = ((inputs @ inputs.mT) * (gradients @ gradients.mT)).sum((1, 2))
+    elif len(inputs) * width <= _KEPT_ENTRIES:
+        return _written_contribution(inputs, gradients, mask, name)
     else:
         norms = _written_norms(inputs, gradients, mask)
 
@@ -81,6 +85,26 @@ def _outer_norms(inputs: Tensor, gradients: Tensor, mask: Tensor | None) -> Tens
         seen.addmm_(gradients[:, block].square(), mask[block].to(inputs.dtype))
     norms: Tensor = torch.linalg.vecdot(seen.mul_(inputs), inputs)
     return norms
+
+
+def _written_contribution(inputs: Tensor, gradients: Tensor, mask: Tensor | None, name: str) -> Contribution:
+    """Write every record's gradient down, masked, and use it twice: for the norm and for the weighted sum."""
+    batch, _, columns = inputs.shape
+    written = inputs.new_empty(batch, gradients.shape[2], columns)
+    norms = inputs.new_empty(batch)
+    weights = None if mask is None else mask.to(inputs.dtype)
+    records = max(1, _BLOCK_ENTRIES // written[0].numel())
+    for start in range(0, batch, records):
+        chunk = slice(start, start + records)
+        torch.bmm(gradients[chunk].mT, inputs[chunk], out=written[chunk])
+        if weights is not None:
+            written[chunk].mul_(weights)
+        norms[chunk] = torch.linalg.vector_norm(written[chunk].flatten(1), dim=1).square_()  # while it is in cache
+
+    def add_weighted_sum(factors: Tensor, into: Totals) -> None:
+        into[name].view(-1).addmv_(written.flatten(1).T, factors)
+
+    return Contribution(norms, add_weighted_sum)
 
 
 def _written_norms(inputs: Tensor, gradients: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,51 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from simulations.report.style import COLOURS
+
 Formatter = Callable[[float], str]
 
-_LIGHT = ("#2563c9", "#dd7a12", "#1f9a6b", "#b0409a", "#6d52cf", "#c4372f", "#0a8ea3", "#85701a")
-_DARK = ("#6ea8ff", "#f5a04a", "#4fcf9c", "#e383cf", "#a994ff", "#ff7f73", "#4cc7da", "#d0b95a")
-_WIDTH, _HEIGHT = 460.0, 250.0
+WIDTH, HEIGHT = 460.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 12.0, 42.0
 _BAR_SHARE = 0.72  # of the width of a round; the rest is the gap between two bars
 _MANY_POINTS = 60  # from here on, full-sized dots would touch each other
-
-
-def _palette(colours: Sequence[str]) -> str:
-    return ":root{" + "".join(f"--s{number}:{colour};" for number, colour in enumerate(colours, start=1)) + "}"
-
-
-_COLOUR_CLASSES = "".join(f".c{number}{{--c:var(--s{number})}}" for number in range(1, len(_LIGHT) + 1))
-
-# Expects the variables --muted, --rule and --alert of the page.
-CHART_STYLE = (
-    f"""
-{_palette(_LIGHT)}
-@media (prefers-color-scheme:dark){{{_palette(_DARK)}}}
-.c0{{--c:var(--muted)}}{_COLOUR_CLASSES}
-"""
-    + """
-.chart{display:block;width:100%;height:auto;overflow:visible;margin-top:.5rem}
-.chart text{font-size:12px;fill:var(--muted);font-variant-numeric:tabular-nums}
-.chart .empty{font-size:14px}
-.grid{stroke:var(--rule);stroke-width:1}
-.axis{stroke:var(--muted);stroke-width:1;opacity:.6}
-.line{fill:none;stroke:var(--c);stroke-width:2.25;stroke-linejoin:round;stroke-linecap:round}
-.bridge{fill:none;stroke:var(--c);stroke-width:1.5;stroke-dasharray:1 4;stroke-linecap:round}
-.level{fill:none;stroke:var(--c);stroke-width:1.75;stroke-dasharray:6 4}
-.point{fill:var(--c);stroke:transparent;stroke-width:12}
-.bar rect{fill:var(--c)}.bar:hover{opacity:.75}
-.mark{stroke:var(--alert);stroke-width:1.5;stroke-dasharray:2 3}
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;margin:.6rem 0 0;padding:0;font-size:.85rem}
-.legend li{overflow-wrap:anywhere}
-.legend li::before{content:"";display:inline-block;width:.75em;height:.75em;border-radius:3px;background:var(--c);
-margin-right:.45em}
-.legend .dashed::before{height:0;width:1.3em;border-radius:0;background:none;border-top:2px dashed var(--c);
-vertical-align:.25em}
-.legend .marked::before{width:0;border-radius:0;background:none;border-left:2px dotted var(--alert);margin-left:.35em}
-@media (max-width:560px){.chart text{font-size:14.5px}}
-"""
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +30,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Measurements that belong together. ``colour`` counts from 1 and wraps round; 0 is the neutral colour."""
+    """Measurements that belong together. ``colour`` counts from 1 and wraps round; 0 is the neutral colour.
+
+    ``steps`` keeps the line level up to the next measurement, for what can only jump.
+    """
 
     label: str
     points: Sequence[Point]
     colour: int
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +52,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is along an axis. ``whole`` keeps ticks at whole numbers and leaves half a unit of room at both ends."""
+    """What is along an axis.
+
+    ``whole`` and ``log`` are for x: ``whole`` keeps ticks at whole numbers and leaves half a unit of room at both ends,
+    ``log`` is logarithmic and takes numbers above 0 only. ``from_zero`` is for y.
+    """
 
     label: str
     show: Formatter
     whole: bool = False
     from_zero: bool = True
+    log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +74,17 @@ class _Frame:
     y_low: float
     y_high: float
     y_ticks: Sequence[float]
+    x_log: bool
 
     def x(self, value: float) -> float:
-        return _LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (_WIDTH - _LEFT - _RIGHT)
+        if self.x_log:
+            share = math.log(value / self.x_low) / math.log(self.x_high / self.x_low)
+        else:
+            share = (value - self.x_low) / (self.x_high - self.x_low)
+        return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        return _HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (_HEIGHT - _TOP - _BOTTOM)
+        return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
 
 
 def line_chart(
@@ -174,9 +151,23 @@ def nice_ticks(low: float, high: float, *, whole: bool = False, goal: int = 5) -
     return [index * step for index in range(first, max(last, first + 1) + 1)]
 
 
+def log_ticks(low: float, high: float, *, most: int = 7) -> list[float]:
+    """Return the ticks between ``low`` and ``high`` of a logarithmic axis, both above 0.
+
+    They are at 1, 2 and 5 times the powers of ten; at fewer of the powers where that would be more than ``most``, and
+    evenly spaced where it would be one or none.
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = [tick for tick in (10.0**power for power in powers) if low <= tick <= high]
+    fine = [tick for tick in (factor * 10.0**power for power in powers for factor in (1, 2, 5)) if low <= tick <= high]
+    if len(fine) < 2:
+        return [tick for tick in nice_ticks(low, high) if low <= tick <= high]
+    return fine if len(fine) <= most else decades[:: -(-len(decades) // most)]
+
+
 def colour_class(colour: int) -> str:
     """Return the CSS class of a colour number: 0 is neutral, the others wrap round the palette."""
-    return f"c{(colour - 1) % len(_LIGHT) + 1 if colour else 0}"
+    return f"c{(colour - 1) % COLOURS + 1 if colour else 0}"
 
 
 def legend_list(series: Sequence[Series], marks: str = "") -> str:
@@ -207,27 +198,33 @@ def _frame(xs: Iterable[float], ys: Iterable[float], x_axis: Axis, y_axis: Axis)
     # The drawing ends a little above the data, not at the next tick, which may be far up.
     top = max(max(up) + 0.04 * (max(up) - ticks[0]), ticks[1])
     visible = [tick for tick in ticks if tick <= top]
+    if x_axis.log:
+        if min(across) <= 0:
+            raise ValueError(f"expected numbers above 0 on the logarithmic axis {x_axis.label!r}, got {min(across)}")
+        room = max((max(across) / min(across)) ** 0.03, 1.02)
+        return _Frame(min(across) / room, max(across) * room, ticks[0], top, visible, x_log=True)
     if x_axis.whole:
-        return _Frame(min(across) - 0.5, max(across) + 0.5, ticks[0], top, visible)
-    return _Frame(0.0, max(across) * 1.03 or 1.0, ticks[0], top, visible)
+        return _Frame(min(across) - 0.5, max(across) + 0.5, ticks[0], top, visible, x_log=False)
+    return _Frame(0.0, max(across) * 1.03 or 1.0, ticks[0], top, visible, x_log=False)
 
 
 def _axes(frame: _Frame, x_axis: Axis, y_axis: Axis) -> str:
-    floor = _HEIGHT - _BOTTOM
+    floor = HEIGHT - _BOTTOM
     parts = []
     for tick in frame.y_ticks:
         y = frame.y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="grid" x1="{_LEFT:g}" x2="{WIDTH - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(y_axis.show(tick))}</text>')
-    for tick in nice_ticks(frame.x_low, frame.x_high, whole=x_axis.whole):
-        if frame.x_low <= tick <= frame.x_high:
+    low, high = frame.x_low, frame.x_high
+    for tick in log_ticks(low, high) if x_axis.log else nice_ticks(low, high, whole=x_axis.whole):
+        if low <= tick <= high:
             x = frame.x(tick)
             parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{floor:g}" y2="{floor + 4:g}"/>')
             label = escape(x_axis.show(tick))
             parts.append(f'<text x="{x:.1f}" y="{floor + 18:g}" text-anchor="middle">{label}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<line class="axis" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{floor:g}" y2="{floor:g}"/>')
-    parts.append(f'<text x="{middle:g}" y="{_HEIGHT - 4:g}" text-anchor="middle">{escape(x_axis.label)}</text>')
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(f'<line class="axis" x1="{_LEFT:g}" x2="{WIDTH - _RIGHT:g}" y1="{floor:g}" y2="{floor:g}"/>')
+    parts.append(f'<text x="{middle:g}" y="{HEIGHT - 4:g}" text-anchor="middle">{escape(x_axis.label)}</text>')
     return "".join(parts)
 
 
@@ -246,7 +243,8 @@ def _line(frame: _Frame, series: Series) -> str:
         x, y = frame.x(point.x), frame.y(_height(point))
         here = f"{x:.1f} {y:.1f}"
         if previous is not None:
-            (bridges if gap else solid).append(f"M{previous}L{here}")
+            way = f"H{x:.1f}V{y:.1f}" if series.steps else f"L{here}"
+            (bridges if gap else solid).append(f"M{previous}{way}")
         title = escape(f"{series.label}: {point.tip}")
         dots.append(f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"><title>{title}</title></circle>')
         previous, gap = here, False
@@ -285,15 +283,17 @@ def _bar(frame: _Frame, bar: Bar) -> str:
 
 def _marks(frame: _Frame, marks: Sequence[Point]) -> list[str]:
     spots = [(frame.x(mark.x), escape(mark.tip)) for mark in marks if frame.x_low <= mark.x <= frame.x_high]
-    span = f'y1="{_TOP:g}" y2="{_HEIGHT - _BOTTOM:g}"'
+    span = f'y1="{_TOP:g}" y2="{HEIGHT - _BOTTOM:g}"'
     return [f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" {span}><title>{tip}</title></line>' for x, tip in spots]
 
 
 def _placeholder(alternative: str, message: str) -> str:
-    middle = f'x="{_WIDTH / 2:g}" y="{_HEIGHT / 2:g}" text-anchor="middle"'
+    middle = f'x="{WIDTH / 2:g}" y="{HEIGHT / 2:g}" text-anchor="middle"'
     return _svg(f"{alternative} {message}.", f'<text class="empty" {middle}>{escape(message)}</text>')
 
 
 def _svg(alternative: str, body: str) -> str:
     label = escape(alternative)
-    return f'<svg class="chart" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{label}">{body}</svg>'
+    # The page's CSS overrides width and height; a drawing that holds charts needs them.
+    size = f'width="{WIDTH:g}" height="{HEIGHT:g}" viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{label}">{body}</svg>'

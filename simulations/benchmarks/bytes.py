@@ -1,0 +1,163 @@
+"""What accuracy a number of bytes buys: calibrated sparse DP-SGD against dense updates and plain sparse ones.
+
+``python -m simulations.benchmarks.bytes [--quick] [--search] [--out FOLDER] [--only WORD ...]``
+
+Every system is a run config, every run an ordinary run folder, every figure from the run logs, which count bytes on
+what is serialised. Dense and sparse systems have recipes (rounds, steps, learning rate, ...) of their own, chosen by
+``--search`` from one list on a seed that is not reported. Bytes are those of all sites and all rounds; savings are
+ratios of measured bytes. A run that is done is not run again, one that was stopped goes on.
+"""
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import FedsieveError
+from simulations.benchmarks import bytes_plan
+from simulations.benchmarks.bytes_page import HEAD, rows, write_page, write_poster
+from simulations.benchmarks.bytes_plan import PlannedRun, Study
+from simulations.benchmarks.bytes_recipes import RECIPES, Recipes
+from simulations.benchmarks.bytes_results import SettingResult, SystemResult, bar, choose_headline, collect
+from simulations.benchmarks.bytes_runs import carry_out, finished
+from simulations.benchmarks.bytes_search import accuracies, best_choices, search_table
+from simulations.report.summary import RunSummary
+from simulations.run import Engine
+
+_OUT = Path("runs/benchmarks/bytes")
+_COMMAND = ("python", "-m", "simulations.benchmarks.bytes")
+_ENGINE = Engine()  # Ray, on all cores
+
+
+def _done(runs: Sequence[PlannedRun]) -> list[tuple[PlannedRun, RunSummary]]:
+    return [(run, summary) for run in runs if (summary := finished(run)) is not None]
+
+
+def _search(study: Study, out: Path, only: Sequence[str], engine: Engine, console: Console) -> None:
+    recipes = Recipes.load(RECIPES)
+    runs = bytes_plan.search_plan(study, recipes, out / "search")
+    carry_out(bytes_plan.only(runs, only), engine, console)
+    found, candidates = accuracies(_done(runs)), list(recipes.candidates)
+    console.print(search_table(found, candidates))
+    choices = best_choices(found, candidates)
+    recipes.save(choices)
+    console.print(f"{len(choices)} choices written to {recipes.path}", highlight=False, soft_wrap=True)
+
+
+def _measure(
+    study: Study, recipes: Recipes | None, out: Path, only: Sequence[str], engine: Engine, console: Console
+) -> None:
+    runs = bytes_plan.plan(study, recipes, out)
+    carry_out(bytes_plan.only(runs, only), engine, console)
+    done = _done(runs)  # also what an earlier call with other words left
+    results = collect(done)
+    for result in results:
+        console.print(_table(result))
+    headline = choose_headline(results)
+    sentence = "Nothing to compare yet" if headline is None else str(headline)
+    figures = bar(results, headline)
+    facts = f"{study.dataset}, {study.base['model']}, {study.base['sites']} sites, {len(done)} of {len(runs)} runs"
+    used = {run.recipe: dict(recipes.candidates[run.recipe]) if recipes else {} for run, _ in done}
+    report = {
+        "dataset": study.dataset,
+        **study.base,
+        "fedsieve": metadata.version("fedsieve"),
+        "processor": platform.processor() or platform.machine(),
+        "runs": {"planned": len(runs), "done": len(done)},
+        "recipes": used,
+        "settings": [_setting_report(result) for result in results],
+        "headline": None if headline is None else asdict(headline),
+        "bar": figures,
+    }
+    (out / "bytes.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_page(results, used, sentence, f"{facts}. Made from their run logs alone.", out / "bytes.html")
+    written = ["bytes.json", "bytes.html"]
+    if write_poster(results, f"{facts}, iid; over all rounds, densities and grids of a family", out / "frontier.svg"):
+        written.append("frontier.svg")
+    console.print(f"written to {out}: {', '.join(written)}", highlight=False, soft_wrap=True)
+    console.print(f"{sentence}.", highlight=False, soft_wrap=True)
+    print("BAR", *(f"{name}={value}" for name, value in figures.items()))
+
+
+def _table(result: SettingResult) -> Table:
+    # Hardly any padding: the table fits 80 columns.
+    table = Table(title=result.setting.title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for number, heading in enumerate(HEAD):
+        longest = max(len(word) for word in heading.split())
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number < 2, min_width=longest)
+    for row, system in zip(rows(result), result.systems.values(), strict=True):
+        table.add_row(*row, style="bold" if system.system.family == bytes_plan.OURS else "")
+    return table
+
+
+def _setting_report(result: SettingResult) -> dict[str, Any]:
+    return {
+        **asdict(result.setting),
+        "systems": [_system_report(result, system) for system in result.systems.values()],
+        "frontier": {family: [asdict(point) for point in points] for family, points in result.frontiers.items()},
+    }
+
+
+def _system_report(result: SettingResult, system: SystemResult) -> dict[str, Any]:
+    return {
+        **asdict(system),
+        "accuracy": system.accuracy,
+        "standard_error": system.standard_error,
+        "uplink": system.uplink,
+        "downlink": system.downlink,
+        "uplink_saving": result.uplink_saving(system),
+        "total_saving": result.total_saving(system),
+        "accuracy_gap": result.gap(system),
+        "uplink_to_reach": result.uplink_to_reach(system),
+    }
+
+
+def main(arguments: Sequence[str] | None = None, engine: Engine = _ENGINE) -> int:
+    """Run what is missing, print a table for each setting, and end with the BAR line."""
+    parser = argparse.ArgumentParser(prog=" ".join(_COMMAND), description=__doc__.splitlines()[0] if __doc__ else None)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="few systems, one seed, shipped data: under five minutes")
+    kind.add_argument("--search", action="store_true", help="try every recipe and rewrite the chosen ones")
+    parser.add_argument(
+        "--out", type=Path, default=_OUT, metavar="FOLDER", help=f"where runs are kept (default {_OUT})"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="run only what has all the words in its title, e.g. iid 'RS 0.3'",
+    )
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(words)
+    console = Console()
+    try:
+        study = bytes_plan.quick_study() if options.quick else bytes_plan.full_study()
+        console.print(f"data set: {study.dataset}", highlight=False)
+        if options.search:
+            _search(study, options.out, options.only, engine, console)
+        elif options.quick:
+            _measure(study, None, options.out / "quick", options.only, engine, console)
+        else:
+            _measure(study, Recipes.load(RECIPES), options.out, options.only, engine, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; go on with: {shlex.join([*_COMMAND, *words])}", highlight=False, soft_wrap=True)
+        return 130
+    except FedsieveError as error:
+        print(f"bytes benchmark: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

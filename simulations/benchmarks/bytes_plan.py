@@ -1,0 +1,189 @@
+"""What the communication benchmark runs: systems, settings and seeds, each run with its config and its folder."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common import datasets
+from common.config import ConfigValue, RunConfig
+from common.errors import ConfigError, DatasetError
+from simulations.benchmarks.bytes_recipes import Recipes
+from simulations.run import config_with
+
+REFERENCE = "dense f32"  # what every saving is measured against
+SEARCHED = {"dense": REFERENCE, "rs": "RS 0.3, calibrated 0.5"}  # the system that stands for its kind in a search
+SEARCH_SEED = 100  # never reported
+FAMILIES = ("dense f32", "dense f16", "dense int8", "RS f32 + indices", "RS f32", "RS calibrated")
+OURS = FAMILIES[-1]
+_DENSITIES = (0.5, 0.3, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A way to send updates and models: nothing but run-config changes."""
+
+    name: str
+    kind: str  # dense or rs (randomly sparsified): recipes are chosen by kind
+    family: str
+    changes: Mapping[str, ConfigValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where systems are compared."""
+
+    partition: str
+    epsilon: float
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        return f"{self.partition}, epsilon {self.epsilon:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """All that is measured: every system in every setting with every seed."""
+
+    dataset: str
+    settings: tuple[Setting, ...]
+    systems: tuple[System, ...]
+    seeds: tuple[int, ...]
+    base: Mapping[str, ConfigValue] = field(default_factory=lambda: {"model": "dp-cnn-s", "sites": 10})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One run of the benchmark; ``recipe`` is its name."""
+
+    setting: Setting
+    system: System
+    recipe: str
+    config: RunConfig
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is, or will be."""
+        return Path(self.config.out) / self.config.name
+
+    @property
+    def title(self) -> str:
+        """The run in words, which ``--only`` looks at."""
+        return f"{self.setting.title}, {self.system.name}, seed {self.config.seed}, recipe {self.recipe}"
+
+
+def _dense(coding: str, downlink: str) -> System:
+    changes: dict[str, ConfigValue] = {"final-density": 1.0, "value-coding": coding, "downlink-coding": downlink}
+    return System(f"dense {coding}", "dense", f"dense {coding}", changes)
+
+
+def _sparse(density: float) -> list[System]:
+    floats: dict[str, ConfigValue] = {"final-density": density, "value-coding": "f32", "downlink-coding": "f32"}
+    ours: dict[str, ConfigValue] = {
+        "final-density": density,
+        "value-coding": "calibrated",
+        "downlink-coding": "calibrated",
+    }
+    start = f"RS {density:g}"
+    return [
+        System(f"{start}, f32 + indices", "rs", "RS f32 + indices", {**floats, "index-coding": "raw"}),
+        System(f"{start}, f32", "rs", "RS f32", {**floats, "index-coding": "seed"}),
+        System(f"{start}, calibrated 0.5", "rs", OURS, {**ours, "grid": 0.5}),
+        System(f"{start}, calibrated 1", "rs", OURS, {**ours, "grid": 1.0}),
+    ]
+
+
+SYSTEMS = (
+    _dense("f32", "f32"),
+    _dense("f16", "f16"),
+    _dense("int8", "f16"),
+    *(system for density in _DENSITIES for system in _sparse(density)),
+)
+_QUICK = (REFERENCE, "RS 0.3, f32 + indices", "RS 0.3, calibrated 0.5")
+
+
+def full_study() -> Study:
+    """Return the benchmark that is quoted, on all of Fashion-MNIST where that can be found."""
+    settings = tuple(Setting(partition, epsilon) for partition in ("iid", "dirichlet:0.3") for epsilon in (3.0, 8.0))
+    return Study(dataset=_best_dataset(), settings=settings, systems=SYSTEMS, seeds=(1, 2, 3))
+
+
+def quick_study() -> Study:
+    """Return a glance at it, on the data that ships here."""
+    systems = tuple(system for system in SYSTEMS if system.name in _QUICK)
+    settings = (Setting("iid", 3.0), Setting("iid", 8.0))
+    return Study(dataset="fashion-mnist-12k", settings=settings, systems=systems, seeds=(1,))
+
+
+def _best_dataset() -> str:
+    try:
+        datasets.load("fashion-mnist")
+    except DatasetError:
+        return "fashion-mnist-12k"
+    return "fashion-mnist"
+
+
+def plan(study: Study, recipes: Recipes | None, out: Path) -> list[PlannedRun]:
+    """Return the runs of a study with the chosen recipes, or with the run config's defaults where there are none.
+
+    All of a seed come before the next seed, so that a benchmark that was stopped early has something of everything.
+    """
+    runs = []
+    for seed in study.seeds:
+        for setting in study.settings:
+            for system in study.systems:
+                name, changes = "defaults", {}
+                if recipes is not None:
+                    name = recipes.chosen(system.kind, setting.partition, setting.epsilon)
+                    changes = dict(recipes.candidates[name])
+                runs.append(_run(study, setting, system, seed, name, changes, out))
+    return runs
+
+
+def search_plan(study: Study, recipes: Recipes, out: Path) -> list[PlannedRun]:
+    """Return the runs that try every candidate, on a seed that is not reported."""
+    by_name = {system.name: system for system in study.systems}
+    return [
+        _run(study, setting, by_name[system], SEARCH_SEED, name, changes, out)
+        for setting in study.settings
+        for system in SEARCHED.values()
+        for name, changes in recipes.candidates.items()
+    ]
+
+
+def only(runs: Sequence[PlannedRun], wanted: Sequence[str]) -> list[PlannedRun]:
+    """Return the runs whose title has all the words, whatever their case."""
+    chosen = [run for run in runs if all(word.lower() in run.title.lower() for word in wanted)]
+    if not chosen:
+        raise ConfigError(f"no run has all of {', '.join(wanted)} in its title, such as {runs[0].title!r}")
+    return chosen
+
+
+def _run(
+    study: Study,
+    setting: Setting,
+    system: System,
+    seed: int,
+    recipe: str,
+    changes: Mapping[str, ConfigValue],
+    out: Path,
+) -> PlannedRun:
+    ours: dict[str, ConfigValue] = {
+        **study.base,
+        "dataset": study.dataset,
+        "partition": setting.partition,
+        "epsilon": setting.epsilon,
+        **system.changes,
+        "seed": seed,
+        "evaluate-every": 1,  # the curves need every round
+        "out": str(out),
+        "name": _slug(f"{setting.title} {system.name} seed{seed}" + (f" {recipe}" if seed == SEARCH_SEED else "")),
+    }
+    if clash := sorted(changes.keys() & ours.keys()):
+        raise ConfigError(f"recipe {recipe!r} sets {', '.join(clash)}, which the benchmark sets itself: leave it out")
+    return PlannedRun(setting, system, recipe, config_with({**changes, **ours}))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower().replace("epsilon ", "eps")).strip("-")

@@ -1,0 +1,49 @@
+"""The search of the communication benchmark: every candidate recipe, and which is best where."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from simulations.benchmarks.bytes_plan import PlannedRun, Setting
+from simulations.benchmarks.bytes_recipes import Choice
+from simulations.benchmarks.bytes_results import final_accuracy
+from simulations.report.summary import RunSummary
+
+Found = dict[tuple[Setting, str], dict[str, float]]  # final accuracies by setting and kind, then by recipe
+
+
+def accuracies(done: Sequence[tuple[PlannedRun, RunSummary]]) -> Found:
+    """Return the final accuracy of each candidate."""
+    found: Found = {}
+    for run, summary in done:
+        found.setdefault((run.setting, run.system.kind), {})[run.recipe] = final_accuracy(summary)
+    return found
+
+
+def best_choices(found: Found, candidates: Sequence[str]) -> list[Choice]:
+    """Return the best candidate wherever all of them have been tried; of equals, the one that is listed first."""
+    return [
+        Choice(kind, setting.partition, setting.epsilon, best, round(by_recipe[best], 4))
+        for (setting, kind), by_recipe in found.items()
+        if by_recipe.keys() >= set(candidates)
+        for best in [max(candidates, key=by_recipe.__getitem__)]
+    ]
+
+
+def search_table(found: Found, candidates: Sequence[str]) -> Table:
+    """Return the accuracies with the best of each column in bold."""
+    table = Table(title="final accuracy (%)", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("recipe", no_wrap=True)
+    for setting, kind in found:
+        table.add_column(f"{setting.partition}\nepsilon {setting.epsilon:g}\n{kind}", justify="right", no_wrap=True)
+    for name in candidates:
+        table.add_row(name, *(_entry(by_recipe, name) for by_recipe in found.values()))
+    return table
+
+
+def _entry(by_recipe: dict[str, float], name: str) -> str:
+    if name not in by_recipe:
+        return "-"
+    text = f"{100 * by_recipe[name]:.2f}"
+    return f"[bold]{text}[/bold]" if by_recipe[name] == max(by_recipe.values()) else text

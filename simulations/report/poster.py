@@ -1,0 +1,49 @@
+"""Charts as one SVG file that needs no page around it, such as a README shows."""
+
+from collections.abc import Sequence
+from html import escape
+
+from simulations.report.charts import Chart
+from simulations.report.style import DRAWING_STYLE
+from simulations.report.svg import HEIGHT, WIDTH, colour_class
+
+_MARGIN, _HEAD, _PANEL_HEAD, _KEY_ROW, _KEY_COLUMNS = 20.0, 62.0, 28.0, 22.0, 3
+_STYLE = (
+    DRAWING_STYLE
+    + """
+.card{fill:var(--card);stroke:var(--rule)}.key{fill:var(--c)}
+.title{font-size:19px;font-weight:650;fill:var(--ink)}.panel{font-size:14px;font-weight:600;fill:var(--ink)}
+.note{font-size:13px;fill:var(--muted)}
+"""
+)
+
+
+def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
+    """Return the charts side by side with one key, that of the first; the words are escaped here.
+
+    The drawing brings its own ground: the page that shows it may be light where the reader's system is dark.
+    """
+    width = len(charts) * WIDTH + (len(charts) + 1) * _MARGIN
+    keys = charts[0].legend
+    key_top = _HEAD + _PANEL_HEAD + HEIGHT + 30
+    height = key_top + -(-len(keys) // _KEY_COLUMNS) * _KEY_ROW
+    parts = [
+        f'<rect class="card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" rx="14"/>',
+        f'<text class="title" x="{_MARGIN:g}" y="34">{escape(title)}</text>',
+        f'<text class="note" x="{_MARGIN:g}" y="56">{escape(note)}</text>',
+    ]
+    for number, chart in enumerate(charts):
+        left = _MARGIN + number * (WIDTH + _MARGIN)
+        parts.append(f'<text class="panel" x="{left:g}" y="{_HEAD + 20:g}">{escape(chart.title)}</text>')
+        parts.append(f'<g transform="translate({left:g} {_HEAD + _PANEL_HEAD:g})">{chart.drawing}</g>')
+    for number, series in enumerate(keys):
+        row, column = divmod(number, _KEY_COLUMNS)
+        x, y = _MARGIN + column * (width - _MARGIN) / _KEY_COLUMNS, key_top + row * _KEY_ROW
+        key = f'<rect class="key" x="{x:.1f}" y="{y - 10:.1f}" width="10" height="10" rx="3"/>'
+        text = f'<text class="note" x="{x + 16:.1f}" y="{y:.1f}">{escape(series.label)}</text>'
+        parts.append(f'<g class="{colour_class(series.colour)}">{key}{text}</g>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f"{''.join(parts)}</svg>\n"
+    )

@@ -1,0 +1,286 @@
+"""The communication benchmark: what is done stays done, and its figures are what the logs say."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from common.errors import ConfigError
+from server.runlog import Event
+from simulations.benchmarks import bytes as bench
+from simulations.benchmarks import bytes_plan
+from simulations.benchmarks.bytes_page import rows
+from simulations.benchmarks.bytes_plan import SYSTEMS, PlannedRun, Setting, Study, plan, quick_study
+from simulations.benchmarks.bytes_recipes import RECIPES, Choice, Recipes
+from simulations.benchmarks.bytes_results import (
+    CurvePoint,
+    SettingResult,
+    SystemResult,
+    bar,
+    bytes_to_reach,
+    choose_headline,
+    frontier,
+)
+from simulations.benchmarks.bytes_runs import Clock, config_to_start, finished
+from simulations.report.summary import load_run
+from simulations.run import Engine, simulate
+from tests.support import SMALL_MODEL
+
+_HERE = Engine(in_process=True)
+_BY_NAME = {system.name: system for system in SYSTEMS}
+_RECIPES = """\
+# Kept: [[chosen]] in a comment is none.
+[search.short]
+rounds = 2
+steps-per-round = 2
+sampling-rate = 1.0
+
+[search.long]
+rounds = 3
+steps-per-round = 3
+sampling-rate = 1.0
+learning-rate = 0.5
+"""
+
+
+def _tiny() -> Study:
+    return Study(
+        dataset="tests.support:small_dataset",
+        settings=(Setting("iid", 3.0), Setting("iid", 8.0)),
+        systems=tuple(_BY_NAME[name] for name in ("dense f32", "RS 0.3, f32 + indices", "RS 0.3, calibrated 0.5")),
+        seeds=(1, 2),
+        base={"model": SMALL_MODEL, "sites": 3},
+    )
+
+
+def _recipes(tmp_path: Path, *chosen: str) -> Recipes:
+    path = tmp_path / "recipes.toml"
+    path.write_text(_RECIPES)
+    kinds = ("dense", "rs")[: len(chosen)]
+    pairs = zip(kinds, chosen, strict=True)
+    entries = [Choice(kind, "iid", epsilon, name) for kind, name in pairs for epsilon in (3.0, 8.0)]
+    Recipes.load(path).save(entries)
+    return Recipes.load(path)
+
+
+def _one(tmp_path: Path) -> PlannedRun:
+    return plan(_tiny(), _recipes(tmp_path, "long", "long"), tmp_path / "out")[0]
+
+
+def _result(name: str, accuracy: float, megabytes: int) -> SystemResult:
+    uplink, downlink = megabytes * 10**6, 10**8
+    curve = (CurvePoint(1, accuracy, uplink, uplink + downlink),)
+    return SystemResult(_BY_NAME[name], "r", (1,), (accuracy,), (uplink,), (downlink,), 0, curve)
+
+
+def _setting(epsilon: float, *systems: SystemResult, partition: str = "iid") -> SettingResult:
+    return SettingResult(Setting(partition, epsilon), {one.system.name: one for one in systems})
+
+
+def _stop_after(round_number: int) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == round_number:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def test_a_finished_run_is_done_until_its_config_changes(tmp_path: Path) -> None:
+    run = _one(tmp_path)
+    assert finished(run) is None and config_to_start(run) == run.config
+    simulate(run.config, _HERE)
+    summary = finished(run)
+    assert summary is not None and len(summary.rounds) == 3
+    changed = replace(run, config=replace(run.config, learning_rate=0.25))
+    assert finished(changed) is None
+    assert run.folder.exists()
+    assert config_to_start(changed) == changed.config
+    assert not run.folder.exists(), "the run with the other config is removed"
+
+
+def test_a_stopped_run_goes_on_and_is_done_then(tmp_path: Path) -> None:
+    run = _one(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(run.config, _HERE, (_stop_after(2),))
+    assert finished(run) is None
+    config = config_to_start(run)
+    assert config == replace(run.config, resume=True)
+    simulate(config, _HERE)
+    summary = finished(run)
+    assert summary is not None and summary.resumed == 1 and [one.number for one in summary.rounds] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lost", ["checkpoint.npz", "run.jsonl", "config.toml"])
+def test_a_stopped_run_that_lacks_a_file_starts_anew(tmp_path: Path, lost: str) -> None:
+    run = _one(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(run.config, _HERE, (_stop_after(2),))
+    (run.folder / lost).unlink()
+    assert config_to_start(run) == run.config and not run.folder.exists()
+
+
+def test_every_run_has_a_folder_of_its_own_and_a_config_that_is_valid(tmp_path: Path) -> None:
+    study = Study(
+        dataset="fashion-mnist",
+        settings=tuple(Setting(partition, epsilon) for partition in ("iid", "dirichlet:0.3") for epsilon in (3.0, 8.0)),
+        systems=SYSTEMS,
+        seeds=(1, 2, 3),
+    )
+    runs = plan(study, Recipes.load(RECIPES), tmp_path)
+    assert len(SYSTEMS) == 15 and len({run.folder for run in runs}) == len(runs) == 180
+    assert {run.config.evaluate_every for run in runs} == {1}
+    first = {run.system.name: run.config for run in runs[:15]}
+    plain, ours = first["RS 0.1, f32 + indices"], first["RS 0.1, calibrated 1"]
+    assert (plain.value_coding, plain.index_coding, plain.downlink_coding) == ("f32", "raw", "f32")
+    assert (ours.value_coding, ours.index_coding, ours.downlink_coding) == ("calibrated", "seed", "calibrated")
+    assert (ours.grid, ours.final_density, first["dense int8"].final_density) == (1.0, 0.1, 1.0)
+    assert [run.system.name for run in bytes_plan.only(runs, ["IID", "epsilon 3", "int8", "seed 2"])] == ["dense int8"]
+    with pytest.raises(ConfigError, match="no run has all of mnist-9"):
+        bytes_plan.only(runs, ["mnist-9"])
+
+
+def test_the_quick_benchmark_is_six_runs_of_the_defaults(tmp_path: Path) -> None:
+    runs = plan(quick_study(), None, tmp_path)
+    assert len(runs) == 6 and {(run.config.rounds, run.config.dataset) for run in runs} == {(20, "fashion-mnist-12k")}
+
+
+def test_a_missing_choice_and_a_recipe_that_says_too_much_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no \[\[chosen\]\] with kind='rs', partition='iid', epsilon=3.*--search"):
+        plan(_tiny(), _recipes(tmp_path, "long"), tmp_path)
+    path = tmp_path / "recipes.toml"
+    _recipes(tmp_path, "long", "long")
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 3\ngrid = 2.0\nepsilon = 9.0"))
+    with pytest.raises(ConfigError, match="recipe 'long' sets epsilon, which the benchmark sets itself"):
+        plan(_tiny(), Recipes.load(path), tmp_path)
+    path.write_text(_RECIPES + '[[chosen]]\nkind = "rs"\npartition = "iid"\nepsilon = 3.0\nrecipe = "lost"\n')
+    with pytest.raises(ConfigError, match="'lost' is not in"):
+        Recipes.load(path)
+
+
+def test_bytes_to_reach_is_the_first_point_that_is_good_enough() -> None:
+    curve = [CurvePoint(n, accuracy, 10.0 * n, 30.0 * n) for n, accuracy in enumerate((0.5, 0.8, 0.7, 0.9), start=1)]
+    assert [bytes_to_reach(curve, goal) for goal in (0.4, 0.75, 0.8, 0.85, 0.95)] == [10, 20, 20, 40, None]
+
+
+def test_the_frontier_never_falls_and_takes_the_cheapest_of_equals() -> None:
+    first = [CurvePoint(1, 0.5, 10, 0), CurvePoint(2, 0.7, 20, 0), CurvePoint(3, 0.6, 30, 0)]
+    second = [
+        CurvePoint(1, 0.4, 5, 0),
+        CurvePoint(2, 0.65, 20, 0),
+        CurvePoint(3, 0.7, 25, 0),
+        CurvePoint(4, 0.8, 40, 0),
+    ]
+    assert [(point.uplink, point.accuracy) for point in frontier([first, second])] == [
+        (5, 0.4),
+        (10, 0.5),
+        (20, 0.7),
+        (40, 0.8),
+    ]
+    assert frontier([[], []]) == []
+
+
+def test_the_headline_saves_most_among_those_that_are_as_accurate() -> None:
+    results = [
+        _setting(
+            epsilon,
+            _result("dense f32", 0.80, 1000),
+            _result("RS 0.3, f32", 0.80, 10),  # not calibrated: never the headline
+            _result("RS 0.5, calibrated 1", 0.82, 100),
+            _result("RS 0.3, calibrated 1", 0.795, uplink),
+            _result("RS 0.1, calibrated 1", accuracy, 20),
+        )
+        for epsilon, uplink, accuracy in ((3.0, 50, 0.79), (8.0, 40, 0.83))
+    ]
+    headline = choose_headline([*results, _setting(3.0, _result("dense f32", 0.9, 1), partition="dirichlet:0.3")])
+    assert headline is not None and headline.qualifies and headline.system == "RS 0.3, calibrated 1"
+    assert headline.uplink_saving == pytest.approx(1000 / 50)
+    assert headline.total_saving == pytest.approx(1100 / 150)
+    assert bar(results, headline) == {
+        "uplink_saving": "20.00",
+        "total_saving": "7.33",
+        "accuracy_gap": "0.50",
+        "best_accuracy": "82.00",
+    }
+    assert rows(results[0])[3] == ["RS 0.3, calibrated 1", "79.50", "50.00", "100.00", "20.00x", "7.33x", "50.00"]
+    assert rows(results[0])[4][-1] == "-", "never reached"
+
+
+def test_without_a_system_that_qualifies_the_headline_is_the_one_that_loses_least() -> None:
+    dense = _result("dense f32", 0.80, 1000)
+    result = _setting(3.0, dense, _result("RS 0.3, calibrated 1", 0.7949, 50), _result("RS 0.1, calibrated 1", 0.7, 20))
+    headline = choose_headline([result])
+    assert headline is not None and not headline.qualifies and headline.system == "RS 0.3, calibrated 1"
+    assert "none of them stays within 0.5 points" in str(headline)
+    assert choose_headline([_setting(3.0, _result("RS 0.3, calibrated 1", 0.8, 50))]) is None
+    assert set(bar([], None).values()) == {"none"}
+
+
+def test_time_left_comes_from_what_runs_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    short = plan(_tiny(), _recipes(tmp_path, "short", "short"), tmp_path)[:1]  # 2 rounds of 2 steps: work 4
+    long = plan(_tiny(), _recipes(tmp_path, "long", "long"), tmp_path)[:1]  # work 9
+    clock = Clock([*short, *long], [])
+    assert clock.left() is None
+    now = 110.0
+    assert clock.left(0.5) == pytest.approx((2 + 9) * 5)
+    now = 120.0
+    clock.end()
+    assert clock.left() == pytest.approx(9 * 5)
+
+
+def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    recipes = _recipes(tmp_path)
+    monkeypatch.setattr(bench, "RECIPES", recipes.path)
+    monkeypatch.setattr(bytes_plan, "full_study", _tiny)
+    out = tmp_path / "out"
+    assert bench.main(["--out", str(out)], _HERE) == 2
+    assert "no [[chosen]]" in capsys.readouterr().err
+
+    assert bench.main(["--search", "--out", str(out), "--only", "epsilon 3"], _HERE) == 0
+    assert [choice.epsilon for choice in Recipes.load(recipes.path).choices] == [3.0, 3.0]
+    assert bench.main(["--search", "--out", str(out)], _HERE) == 0
+    assert "8 runs" in capsys.readouterr().out
+    assert len(Recipes.load(recipes.path).choices) == 4
+    assert recipes.path.read_text().startswith(_RECIPES.rstrip())
+
+    assert bench.main(["--out", str(out), "--only", "seed 1"], _HERE) == 0
+    assert "6 of 12 runs" in (out / "bytes.html").read_text()
+    assert bench.main(["--out", str(out)], _HERE) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "6 of 12 runs were done already" in lines
+    assert re.fullmatch(r"BAR uplink_saving=\S+ total_saving=\S+ accuracy_gap=\S+ best_accuracy=\S+", lines[-1])
+    assert "within 0.5 points of dense f32" in lines[-2]
+
+    report = json.loads((out / "bytes.json").read_text())
+    first = report["settings"][0]["systems"][2]
+    assert first["system"]["name"] == "RS 0.3, calibrated 0.5" and first["seeds"] == [1, 2]
+    runs = [load_run(out / f"iid-eps3-rs-0.3-calibrated-0.5-seed{seed}") for seed in (1, 2)]
+    assert first["uplink"] == sum(run.uplink for run in runs) / 2 == pytest.approx(first["curve"][-1]["uplink"])
+    assert first["accuracy"] == pytest.approx(first["curve"][-1]["accuracy"])
+    assert first["downlink"] + first["uplink"] == pytest.approx(first["curve"][-1]["total"])
+
+    html = (out / "bytes.html").read_text()
+    assert not re.search(r"https?://|//\w|@import|url\(|<script|<link|<img", html)
+    assert html.count("<svg") == html.count("aria-label") == 6, "two frontiers, two charts for each setting"
+    drawing = (out / "frontier.svg").read_text()
+    assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
+    assert re.findall(r"https?://[^\"]*|@import|url\(", drawing) == ["http://www.w3.org/2000/svg"], "its name space"
+
+
+def test_an_interrupted_benchmark_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "RECIPES", _recipes(tmp_path, "short", "short").path)
+    monkeypatch.setattr(bytes_plan, "full_study", _tiny)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.benchmarks.bytes_runs.simulate", interrupt)
+    assert bench.main(["--out", str(tmp_path), "--only", "RS 0.3"], _HERE) == 130
+    assert "go on with: python -m simulations.benchmarks.bytes --out" in capsys.readouterr().out
