@@ -1,0 +1,108 @@
+"""Where the privacy unit is the client: sites clip, the server adds the noise."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from client.dpsgd import train_round
+from common.accounting import Charge, epsilon_of
+from common.coding import clipped
+from common.errors import ConfigError
+from common.models import FlatModel, build, initial_vector
+from common.randomness import SecureRandomness
+from server.aggregate import noisy_mean
+from server.federation import Member, draw_secret_cohort
+from server.runlog import Event, read_events
+from simulations.run import Engine, simulate
+from tests.support import SMALL_MODEL, silent, site_data, small_config, small_dataset, small_plan
+
+DATA = small_dataset()
+START = initial_vector(SMALL_MODEL, 3)
+ANYTHING = hnp.arrays(
+    np.float32, 7, elements=st.one_of(st.floats(-3, 3, width=32), st.sampled_from([1e38, np.inf, np.nan]))
+)
+
+
+def release(clip_norm: float, learning_rate: float = 1.0) -> np.ndarray:
+    model = FlatModel(build(SMALL_MODEL))
+    model.load(START)
+    plan = small_plan(
+        START.size, privacy_unit="client", clip_norm=clip_norm, learning_rate=learning_rate, steps=3, cohort=4.0
+    )
+    return train_round(model, site_data(DATA.train_inputs, DATA.train_targets), plan, silent())
+
+
+def test_the_whole_masked_update_is_clipped() -> None:
+    free = release(1e9)
+    norm = np.linalg.norm(free)
+    assert release(norm * 2) == pytest.approx(free)
+    assert release(norm / 4) == pytest.approx(free / 4, rel=1e-4, abs=1e-7)
+    assert np.linalg.norm(release(norm / 4)) <= norm / 4 * (1 + 1e-6)
+
+
+def test_an_update_that_has_run_away_says_nothing() -> None:
+    assert not release(1.0, learning_rate=1e38).any()
+
+
+@given(st.lists(ANYTHING, max_size=4), ANYTHING)
+def test_one_site_changes_the_sum_by_at_most_the_clip_norm(others: list[np.ndarray], one: np.ndarray) -> None:
+    def total(updates: Iterable[np.ndarray]) -> np.ndarray:
+        return 10 * noisy_mean(list(updates), 7, 0.5, 1.0, 10.0, silent()).astype(np.float64)
+
+    assert np.linalg.norm(total([*others, one]) - total(others)) <= 0.5 * (1 + 1e-5)
+
+
+def test_the_server_adds_the_promised_noise_even_to_an_empty_round() -> None:
+    mean = noisy_mean([], 1_000_000, 2.0, 3.0, 10.0, SecureRandomness.fresh())
+    assert mean.std() == pytest.approx(0.3, rel=0.005)
+
+
+def test_cohorts_are_drawn_independently_and_in_secret() -> None:
+    members = [Member(site, site, 10) for site in range(50)]
+    randomness = SecureRandomness.fresh()
+    drawn = np.zeros((2000, 50))
+    for row in drawn:
+        row[[member.site for member in draw_secret_cohort(members, 0.2, randomness)]] = 1
+    assert np.abs(drawn.mean(0) - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / 2000)
+    assert drawn.sum(1).var() == pytest.approx(50 * 0.2 * 0.8, rel=0.2)  # a fixed size would have variance 0
+
+
+def events_of(folder: Path, kind: str) -> list[Event]:
+    return [event for event in read_events(folder / "run.jsonl") if event["event"] == kind]
+
+
+def test_a_run_accounts_every_site_for_every_round_and_names_the_unit(tmp_path: Path) -> None:
+    config = small_config(tmp_path, privacy_unit="client", cohort=3, rounds=5, clip_norm=0.5)
+    result = simulate(config, Engine(in_process=True))
+    (start,), (end,) = events_of(result.folder, "run"), events_of(result.folder, "end")
+    assert start["privacy_unit"] == "client" and "site" in start["neighbours"]
+    expected = epsilon_of((Charge(start["noise_multiplier"], 0.5, 5),), config.delta)
+    assert {row["epsilon"] for row in end["sites"]} == {expected} and 7.9 < expected <= 8
+    assert len({len(event["cohort"]) for event in events_of(result.folder, "round")}) > 1  # Poisson
+    again = simulate(
+        small_config(tmp_path, privacy_unit="client", cohort=3, rounds=5, clip_norm=0.5), Engine(in_process=True)
+    )
+    assert again.model.tobytes() == result.model.tobytes()
+
+
+def test_the_mask_comes_before_the_clip(tmp_path: Path) -> None:
+    """A sparser update is clipped less: its norm is what the mask leaves."""
+    sparse = small_plan(START.size, privacy_unit="client", clip_norm=1e9, mask_kept=START.size // 4)
+    model = FlatModel(build(SMALL_MODEL))
+    model.load(START)
+    moved = train_round(model, site_data(DATA.train_inputs, DATA.train_targets), sparse, silent())
+    off = np.setdiff1d(np.arange(START.size), sparse.mask.indices())
+    assert moved.shape == (START.size // 4,)
+    assert torch.equal(model.vector[torch.tensor(off)], torch.tensor(START[off]))
+    assert clipped(moved, float(np.linalg.norm(moved)) * 1.0001) is moved
+
+
+def test_weights_by_size_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="uniform"):
+        small_config(tmp_path, privacy_unit="client", weighting="size")
