@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo test lint setup format bench-simulation bench-step bench-coding bench-bytes constraints clean
+.PHONY: help demo test lint setup format mutants bench-simulation bench-step bench-coding bench-bytes constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -30,6 +30,9 @@ lint: $(READY)  ## ruff, mypy and the layers
 format: $(READY)  ## let ruff format and fix what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+mutants: $(READY)  ## break the privacy mechanism on purpose and see which test notices
+	$(BIN)/python -m tests.mutants
 
 bench-simulation: $(READY)  ## our Ray engine against a bare loop and against Flower's engine
 	$(BIN)/python -m simulations.benchmarks.simulation

@@ -53,7 +53,7 @@ class RunConfig:
     epsilon: float = _about("privacy budget of a record, or of a client, over the whole run")
     delta: float = _about("probability with which the budget may fail")
     noise_multiplier: float = _about("noise std over clip norm; 0: calibrated from epsilon")
-    accountant: AccountantName = _about("rdp or prv (tighter, slower)")
+    accountant: AccountantName = _about("rdp, prv (tighter, slower) or pld (tightest, slowest; an extra)")
     clip_norm: float = _about("largest norm of a record's masked gradient")
     sampling_rate: float = _about("probability that a record is in a step's batch")
 

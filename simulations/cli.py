@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     get.set_defaults(run=_data_get)
     site_cli.add_ledger(commands)
     site_cli.add_keys(commands)
+    site_cli.add_audit(commands)
     return parser
 
 

@@ -1,8 +1,10 @@
-"""``fedsieve ledger`` and ``fedsieve keys``: what a site's operator and a server's operator need beside the data."""
+"""``fedsieve ledger``, ``keys`` and ``audit``: what operators need to see, to sign and to check what is spent."""
 
 import argparse
 import csv
+import json
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from rich.table import Table
 
 from client.ledger import Ledger
 from client.policy import SitePolicy
-from common.accounting import NEIGHBOURS, Charge, epsilon_of
+from common.accounting import NEIGHBOURS, Charge, epsilon_of, neighbours_of
 from common.errors import ConfigError
 from common.signing import PlanSigner
 
@@ -42,6 +44,49 @@ def add_keys(commands: Commands) -> None:
     server = actions.add_parser("server", help="make the key that signs plans, and print its public half")
     server.add_argument("key", type=Path, help="file to write the key to; keep it secret")
     server.set_defaults(run=_server_key)
+
+
+def add_audit(commands: Commands) -> None:
+    """Add ``fedsieve audit``."""
+    audit = commands.add_parser(
+        "audit",
+        help="attack the mechanism with canaries: a lower bound on epsilon beside the claimed one",
+        description="One-run auditing (Steinke, Nasr and Jagielski 2023) on the code that sites run. A lower bound "
+        "above the claimed epsilon is the proof of a fault; one below it proves nothing but is what was tried.",
+    )
+    audit.add_argument(
+        "--run-folder", type=Path, metavar="RUN", help="audit the mechanism of this run; its report says so"
+    )
+    audit.add_argument("--epsilon", type=float, default=1.0, help="claimed epsilon, without a run (default 1)")
+    audit.add_argument("--delta", type=float, default=1e-5, help="delta, without a run (default 1e-5)")
+    audit.add_argument("--unit", choices=("record", "client"), default="record", help="privacy unit, without a run")
+    audit.add_argument(
+        "--canaries", type=int, default=5000, help="records, or sites, that try to be seen (default 5000)"
+    )
+    audit.add_argument("--seed", type=int, default=1, help="decides which canaries are in")
+    audit.add_argument("--to", type=Path, metavar="FILE", help="where to write the result (default: audit.json)")
+    audit.set_defaults(run=_audit)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from simulations import audit  # torch: only where it is asked for
+
+    folder: Path | None = options.run_folder
+    plan = audit.plan_of_run(folder) if folder else audit.plan_for(options.unit, options.epsilon, options.delta)
+    result = audit.audit(plan, options.canaries, options.seed)
+    to = options.to or (folder or Path()) / audit.AUDIT_NAME
+    to.write_text(json.dumps({**asdict(result), "plan": asdict(plan)}, indent=1) + "\n")
+    unit = f"per {plan.privacy_unit} ({neighbours_of(plan.privacy_unit)})"
+    print(f"claimed      epsilon {result.claimed_epsilon:.4f} at delta {result.delta:g} {unit}")
+    print(f"lower bound  epsilon {result.lower_bound:.4f} with 95 % confidence")
+    print(f"guesses      {result.right} of {result.guesses} right, {result.canaries} canaries")
+    print("the claim stands" if result.passed else "THE CLAIM IS WRONG: more leaks than epsilon allows")
+    print(f"written to {to}")
+    print(
+        f"BAR claimed_epsilon={result.claimed_epsilon:.4f} lower_bound={result.lower_bound:.4f} "
+        f"canaries={result.canaries}"
+    )
+    return 0 if result.passed else 1
 
 
 def _create(options: argparse.Namespace) -> int:

@@ -21,8 +21,9 @@ class EmbeddingRule:
         """Return what the layer adds to the batch; see ``LayerRule``."""
         layer = self._layer
         tokens = joined([call.inputs.reshape(len(call.inputs), -1) for call in calls])  # (batch, T)
-        gradients = joined([call.gradient.flatten(1, -2) for call in calls])  # (batch, T, width)
-        batch, positions, width = gradients.shape
+        width = layer.embedding_dim
+        gradients = joined([call.gradient.reshape(len(call.inputs), -1, width) for call in calls])  # (batch, T, width)
+        batch, positions, _ = gradients.shape
         if layer.padding_idx is not None:
             gradients = gradients * (tokens != layer.padding_idx).unsqueeze(2)
         # Bring equal tokens of a record together; a run of them is one row of its gradient.

@@ -119,21 +119,39 @@ def _privacy(runs: Sequence[RunSummary]) -> str:
     if len(runs) == 1:
         items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in statements[0].items())
         return f"<dl>{items}</dl>"
-    rows = [[run.label, *statement.values()] for run, statement in zip(private, statements, strict=True)]
-    return warning + table(["run", *statements[0]], rows, word_columns=1 + len(statements[0]))
+    keys = list(dict.fromkeys(key for statement in statements for key in statement))
+    rows = [
+        [run.label, *(statement.get(key, words.NONE) for key in keys)]
+        for run, statement in zip(private, statements, strict=True)
+    ]
+    return warning + table(["run", *keys], rows, word_columns=1 + len(keys))
 
 
 def _privacy_statement(run: RunSummary) -> dict[str, str]:
     noise = words.NONE if run.noise_multiplier is None else f"{run.noise_multiplier:.4g}"
     spent = f"{words.guarantee(run).removeprefix('at ')}, the largest over the sites, rounded up"
     unit = run.privacy_unit
+    protected = (
+        "each site as a whole, against everyone who sees the models; the server is trusted: it sees the uploads before "
+        "it adds the noise"
+        if unit == "client"
+        else f"each {unit} of each site, against everyone who sees the uploads of that site, including the server"
+    )
+    audit = (
+        {}
+        if run.audit is None
+        else {
+            "Audit": f"an attack with {run.audit.canaries:,} canaries proved an epsilon of at least "
+            f"{run.audit.lower_bound:.2f} of the {words.epsilon(run.audit.claimed_epsilon)} claimed (95 % confidence)"
+        }
+    )
     return {
         "Guarantee": f"{spent}; planned epsilon {words.epsilon(run.planned_epsilon)}",
-        "Who is protected": f"each {unit} of each site, against everyone who sees the uploads of that site, including "
-        "the server",
+        "Who is protected": protected,
         "Unit": f"one {unit}; whoever is behind several of them is protected less",
         "Neighbours": run.neighbours,
         "Accountant": f"{run.accountant}; noise multiplier {noise}",
+        **audit,
     }
 
 

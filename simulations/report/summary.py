@@ -14,6 +14,7 @@ from server.runfolder import RunFolder
 from server.runlog import Event, read_events
 
 NOT_PRIVATE = "not private"
+AUDIT_NAME = "audit.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,15 @@ class SiteSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSummary:
+    """What an attack with canaries on the run's mechanism could prove."""
+
+    lower_bound: float
+    claimed_epsilon: float
+    canaries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A run as far as its log goes; where it has no ``end`` event the totals are those of the rounds so far."""
 
@@ -89,6 +99,7 @@ class RunSummary:
     total_density: float | None
     seconds: float
     site_summaries: tuple[SiteSummary, ...]
+    audit: AuditSummary | None
 
     @property
     def label(self) -> str:
@@ -179,6 +190,7 @@ def _run(folder: Path, start: Event, rounds: tuple[RoundSummary, ...], end: Even
         total_density=_number(totals["total_density"]),
         seconds=float(totals["seconds"]),
         site_summaries=tuple(_site(site) for site in totals["sites"]),
+        audit=_audit(folder / AUDIT_NAME),
     )
 
 
@@ -213,6 +225,17 @@ def _round(event: Event) -> RoundSummary:
         bits_per_value=_number(event["bits_per_value"]),
         bits_per_parameter=_number(event["bits_per_parameter"]),
         seconds=float(event["seconds"]),
+    )
+
+
+def _audit(path: Path) -> AuditSummary | None:
+    if not path.is_file():
+        return None
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return AuditSummary(
+        lower_bound=float(raw["lower_bound"]),
+        claimed_epsilon=float(raw["claimed_epsilon"]),
+        canaries=int(raw["canaries"]),
     )
 
 

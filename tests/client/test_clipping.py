@@ -98,6 +98,15 @@ def wave(*layers: nn.Module, width: int) -> nn.Module:
 
 
 # One row for every kind of layer: what the inputs are, and a network around the layer.
+class FirstToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(TOKENS, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.rows(inputs[:, 0])
+
+
 class ChangedOutput(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -137,6 +146,7 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         lambda: nn.Sequential(Unsqueeze(), nn.Conv3d(1, 2, 2), nn.Flatten(), nn.Linear(128, CLASSES)),
     ),
     "embedding": ("tokens", lambda: Tokens(nn.Identity())),
+    "embedding of one token": ("tokens", FirstToken),
     "embedding with padding": ("tokens", lambda: Tokens(nn.Tanh(), padding_idx=0)),
     "layer norm": ("vectors", lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES))),
     "layer norm on sequences": ("tokens", lambda: Tokens(nn.LayerNorm(6))),

@@ -136,6 +136,19 @@ def test_a_crash_between_the_entry_and_the_head_is_healed(path: Path) -> None:
     assert head.read_text() == after and json.loads(after)["entries"] == 3
 
 
+def test_entries_are_synced_to_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import common.files
+
+    ledger = Ledger.create(path)
+    assert ledger._database.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA: the file and its folder
+    assert ledger._database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    synced = []
+    fsync = common.files.os.fsync
+    monkeypatch.setattr(common.files.os, "fsync", lambda file: synced.append(file) or fsync(file))
+    charge(ledger, 1)
+    assert len(synced) == 2  # the head, and its folder
+
+
 def test_two_processes_cannot_hold_the_same_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import client.ledger
 

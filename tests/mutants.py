@@ -1,0 +1,221 @@
+"""Break the privacy mechanism on purpose, one way at a time, and see which test notices: ``make mutants``.
+
+Each mutant is a copy of the project with a few words changed. It must be killed by a test that is named here; a mutant
+that survives means that a promise is not tested.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROJECT = Path(__file__).resolve().parents[1]
+_FOLDERS = ("client", "common", "server", "simulations", "tests")
+_MECHANISM, _ENFORCEMENT = "tests/privacy/test_mechanism.py", "tests/privacy/test_enforcement.py"
+_CLIENT = "tests/privacy/test_client_unit.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What is broken: changes of one file, and the test that must notice."""
+
+    name: str
+    file: str
+    changes: tuple[tuple[str, str], ...]
+    killer: str
+
+
+_FACTORS = "factors = self._clip_norm / norms.clamp(min=self._clip_norm)"
+_TOTAL = "total = gradient_sum(*data.batch(rows, device))"
+_CHARGE = "entry = ledger.charge(plan, plan_bytes, policy.server_key)"
+_LARGEST = (
+    "torch.topk(model.gradient(*data.batch(__import__('numpy').arange(data.size), model.vector.device)).abs(), "
+    "plan.mask.kept).indices.sort().values"
+)
+
+MUTANTS = (
+    Mutant(
+        "no clip",
+        "client/clipping/book_keeping.py",
+        ((_FACTORS, "factors = torch.ones_like(norms)"),),
+        f"{_MECHANISM}::test_one_record_changes_the_sum_by_at_most_the_clip_norm",
+    ),
+    Mutant(
+        "clip norm ignored",
+        "client/clipping/book_keeping.py",
+        (("self._clip_norm = clip_norm", "self._clip_norm = 1.0"),),
+        f"{_MECHANISM}::test_one_record_changes_the_sum_by_at_most_the_clip_norm",
+    ),
+    Mutant(
+        "records that are not finite let through",
+        "client/clipping/book_keeping.py",
+        (("finite = norms.isfinite()", "finite = torch.ones_like(norms, dtype=torch.bool)"),),
+        f"{_MECHANISM}::test_one_record_changes_the_sum_by_at_most_the_clip_norm",
+    ),
+    Mutant(
+        "noise / 2",
+        "client/dpsgd.py",
+        (
+            (
+                "noise_std = plan.noise_multiplier * plan.clip_norm",
+                "noise_std = plan.noise_multiplier * plan.clip_norm / 2",
+            ),
+        ),
+        f"{_MECHANISM}::test_noise_has_the_promised_scale",
+    ),
+    Mutant(
+        "noise scaled by the batch",
+        "client/dpsgd.py",
+        (("alpha=noise_std)", "alpha=noise_std * len(rows) / expected_batch)"),),
+        _MECHANISM,
+    ),
+    Mutant(
+        "noise once per round",
+        "client/dpsgd.py",
+        (
+            ("for _ in range(plan.steps)", "for step in range(plan.steps)"),
+            ("        if by_record:", "        if by_record and not step:"),
+        ),
+        f"{_MECHANISM}::test_every_step_draws_noise_of_its_own",
+    ),
+    Mutant(
+        "no noise on an empty batch",
+        "client/dpsgd.py",
+        (("        if by_record:", "        if by_record and len(rows):"),),
+        "tests/client/test_dpsgd.py::test_an_empty_batch_is_a_step_like_any_other",
+    ),
+    Mutant(
+        "clip before mask",
+        "client/clipping/book_keeping.py",
+        (("masks = _by_parameter(model, kept)", "masks = _by_parameter(model, None)"),),
+        "tests/client/test_clipping.py::test_single_precision",
+    ),
+    Mutant(
+        "mask from data",
+        "client/dpsgd.py",
+        (("kept = _kept_on(model, plan)", f"kept = {_LARGEST}"),),
+        "tests/client/test_dpsgd.py::test_off_the_mask_nothing_changes_by_one_bit",
+    ),
+    Mutant(
+        "mean before noise",
+        "client/dpsgd.py",
+        ((_TOTAL, f"{_TOTAL} / max(1, len(rows)) * expected_batch"),),
+        f"{_MECHANISM}::test_the_divisor_does_not_depend_on_the_batch",
+    ),
+    Mutant(
+        "charge after release",
+        "client/site.py",
+        ((_CHARGE, "entry = None"), ("ledger.keep(entry,", f"{_CHARGE}\n        ledger.keep(entry,")),
+        f"{_ENFORCEMENT}::test_a_crash_after_the_charge_leaves_a_charge_that_can_be_used",
+    ),
+    Mutant(
+        "second draw on a repeated request",
+        "client/site.py",
+        (("return kept", "return self._release(plan, self._loaded(plan, model_bytes))"),),
+        f"{_ENFORCEMENT}::test_the_same_round_gives_the_same_bytes_and_is_charged_once",
+    ),
+    Mutant(
+        "shuffled batches instead of Poisson",
+        "common/randomness.py",
+        (
+            (
+                "return np.flatnonzero(self._sampling.uniforms(size) < sampling_rate).astype(np.int64, copy=False)",
+                "return np.sort(np.argsort(self._sampling.uniforms(size))[: round(size * sampling_rate)])",
+            ),
+        ),
+        f"{_MECHANISM}::test_inclusion_is_bernoulli_and_independent",
+    ),
+    Mutant(
+        "ledger not synced",
+        "client/ledger.py",
+        (("PRAGMA synchronous = EXTRA", "PRAGMA synchronous = OFF"),),
+        "tests/client/test_ledger.py::test_entries_are_synced_to_the_disk",
+    ),
+    Mutant(
+        "head of the ledger not synced",
+        "common/files.py",
+        (("os.fsync(file.fileno())", "file.flush()"),),
+        "tests/client/test_ledger.py::test_entries_are_synced_to_the_disk",
+    ),
+    Mutant(
+        "budget not checked",
+        "client/policy.py",
+        (("if spent > self.epsilon:", "if False:"),),
+        f"{_ENFORCEMENT}::test_the_budget_ends_a_run_and_all_runs_share_it",
+    ),
+    Mutant(
+        "signature not checked",
+        "client/site.py",
+        (("if policy.server_key and not is_signed_by", "if False and not is_signed_by"),),
+        f"{_ENFORCEMENT}::test_only_the_servers_own_plans_are_obeyed",
+    ),
+    Mutant(
+        "same noise in every round",
+        "common/randomness.py",
+        (
+            (
+                "KeyStream(secrets.token_bytes(32)), KeyStream(secrets.token_bytes(32))",
+                "KeyStream(bytes(32)), KeyStream(bytes(32))",
+            ),
+        ),
+        f"{_MECHANISM}::test_noise_of_different_sites_rounds_and_restarts_is_unrelated",
+    ),
+    Mutant(
+        "client: update not clipped by the server",
+        "server/aggregate.py",
+        (("total += clipped(values, clip_norm)", "total += values"),),
+        f"{_CLIENT}::test_one_site_changes_the_sum_by_at_most_the_clip_norm",
+    ),
+    Mutant(
+        "client: noise divided by the cohort before it is added",
+        "server/aggregate.py",
+        (("total += noise_std *", "total += noise_std / cohort *"),),
+        f"{_CLIENT}::test_the_server_adds_the_promised_noise_even_to_an_empty_round",
+    ),
+    Mutant(
+        "client: cohorts of a fixed size",
+        "server/federation.py",
+        (("in randomness.poisson_sample(len(members), rate)]", "in range(round(rate * len(members)))]"),),
+        f"{_CLIENT}::test_cohorts_are_drawn_independently_and_in_secret",
+    ),
+)
+
+
+def killed(mutant: Mutant, folder: Path) -> bool:
+    """Break the copy in ``folder``, run the test, mend the copy, and tell whether the test failed."""
+    path = folder / mutant.file
+    sound = path.read_text(encoding="utf-8")
+    broken = sound
+    for before, after in mutant.changes:
+        if before not in broken:
+            sys.exit(f"{mutant.name}: {mutant.file} has no {before!r} any more; change the mutant with the code")
+        broken = broken.replace(before, after)
+    path.write_text(broken, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.killer]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    path.write_text(sound, encoding="utf-8")
+    if done.returncode not in (0, 1):
+        sys.exit(f"{mutant.name}: pytest could not run {mutant.killer}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 1
+
+
+def main() -> int:
+    """Try every mutant and end with the BAR line; 1 if one survives."""
+    survivors = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary)
+        for name in _FOLDERS:
+            shutil.copytree(_PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
+        shutil.copy(_PROJECT / "pyproject.toml", copy)
+        for mutant in MUTANTS:
+            dead = killed(mutant, copy)
+            survivors += not dead
+            print(f"{'killed' if dead else 'SURVIVED':8}  {mutant.name:55}  {mutant.killer}", flush=True)
+    print(f"BAR mutants={len(MUTANTS)} killed={len(MUTANTS) - survivors}")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
