@@ -90,7 +90,7 @@ MUTANTS = (
         "clip before mask",
         "client/clipping/book_keeping.py",
         (("masks = _by_parameter(model, kept)", "masks = _by_parameter(model, None)"),),
-        "tests/client/test_clipping.py::test_single_precision",
+        "tests/client/test_clipping.py::test_the_mask_goes_before_the_clip",
     ),
     Mutant(
         "mask from data",
