@@ -193,12 +193,17 @@ def killed(mutant: Mutant, folder: Path) -> bool:
             sys.exit(f"{mutant.name}: {mutant.file} has no {before!r} any more; change the mutant with the code")
         broken = broken.replace(before, after)
     path.write_text(broken, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.killer]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    code, output = _pytest(folder, mutant.killer)
     path.write_text(sound, encoding="utf-8")
-    if done.returncode not in (0, 1):
-        sys.exit(f"{mutant.name}: pytest could not run {mutant.killer}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode == 1
+    if code not in (0, 1):
+        sys.exit(f"{mutant.name}: pytest could not run {mutant.killer}\n{output[-2000:]}")
+    return code == 1
+
+
+def _pytest(folder: Path, *tests: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
 def main() -> int:
@@ -209,6 +214,9 @@ def main() -> int:
         for name in _FOLDERS:
             shutil.copytree(_PROJECT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
         shutil.copy(_PROJECT / "pyproject.toml", copy)
+        code, output = _pytest(copy, *sorted({mutant.killer for mutant in MUTANTS}))
+        if code:
+            sys.exit(f"a test fails before anything is broken:\n{output[-2000:]}")
         for mutant in MUTANTS:
             dead = killed(mutant, copy)
             survivors += not dead
