@@ -364,13 +364,14 @@ class SparseDpStrategy(Strategy):
     def site_table(self) -> list[dict[str, Any]]:
         """Return one row per site for the end of the log."""
         state = self._state
+        epsilons = state.privacy.epsilons()
         rows = []
         for member in self._members:
             traffic, counts = state.traffic.sites.get(member.site), self._counts(member.site)
             rows.append(
                 {
                     "site": member.site,
-                    "epsilon": state.privacy.epsilon(member.site) if self._config.private else None,
+                    "epsilon": epsilons.get(member.site, 0.0) if self._config.private else None,
                     "uplink": traffic.uplink.total if traffic else 0,
                     "downlink": traffic.downlink.total if traffic else 0,
                     "admitted": counts.admitted,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from common.accounting import neighbours_of
 from common.coding import PartBytes
 from common.config import RunConfig
 from server.app import RunResult
@@ -100,7 +101,8 @@ class RunDisplay:
             table.add_row("privacy", "[red]NOT PRIVATE: no clipping, no noise[/red]")
         else:
             promise = f"epsilon {words.epsilon(result.epsilon)} at delta {self._config.delta:g}"
-            table.add_row("privacy", f"{promise}, per record (add or remove one), for every site")
+            unit = self._config.privacy_unit
+            table.add_row("privacy", f"{promise}, per {unit} ({neighbours_of(unit)}), for every site")
         table.add_row(
             "uplink", f"{words.in_bytes(self._uplink)}, {words.against_dense(self._uplink, self._dense)} float32"
         )

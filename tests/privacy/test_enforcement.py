@@ -113,6 +113,16 @@ def test_only_the_servers_own_plans_are_obeyed(tmp_path: Path) -> None:
     assert [entry.server for entry in ledger.entries()] == [server.public_key]
 
 
+def test_a_site_without_a_single_record_charges_and_replies_like_any_other(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "ledger")
+    nobody = site_data(DATA.train_inputs[:0], DATA.train_targets[:0], declared_size=240)
+    site = Site(nobody, OsRandomness(), Workbench("cpu"), Guard(policy_with(), ledger))
+    release = site.train(*request())
+    other, _ = site_at(tmp_path / "other")
+    assert len(release) == len(other.train(*request()))
+    assert ledger.history == (Charge(1.0, 0.1, 4),)
+
+
 def test_a_site_with_a_ledger_takes_no_seeded_noise(tmp_path: Path) -> None:
     guard = Guard(policy_with(), Ledger.create(tmp_path / "ledger"))
     data = site_data(DATA.train_inputs, DATA.train_targets)

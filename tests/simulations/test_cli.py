@@ -89,3 +89,38 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert f"fedsieve simulate --resume {tmp_path / 'x'}" in out
     assert main(["simulate", "--in-process", "--resume", str(tmp_path / "x")]) == 0
+
+
+def test_a_ledger_from_its_making_to_its_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from client.ledger import Ledger
+    from tests.support import small_plan
+
+    path, policy = tmp_path / "site.ledger", tmp_path / "site.toml"
+    policy.write_text('epsilon = 8\ndelta = 1e-5\nmodels = ["dp-cnn-s"]\n')
+    assert main(["ledger", "create", str(path)]) == 0
+    ledger = Ledger(path)
+    for number in (1, 2):
+        plan = small_plan(10, run="trial", round=number, sampling_rate=0.1, steps=5)
+        ledger.charge(plan, plan.to_bytes(), "")
+    ledger.close()
+    capsys.readouterr()
+    assert main(["ledger", "verify", str(path)]) == 0
+    assert "2 entries, the chain is whole" in capsys.readouterr().out
+    assert main(["ledger", "show", str(path), "--policy", str(policy)]) == 0
+    shown = capsys.readouterr().out
+    assert "trial" in shown and "of 8," in shown and "left" in shown and "add or remove one record" in shown
+    assert main(["ledger", "show", str(path)]) == 2
+    assert "--delta 1e-5" in capsys.readouterr().err
+    assert main(["ledger", "export", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("number,time,server,run,round") and len(lines) == 3
+    assert main(["ledger", "create", str(path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_the_servers_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "server.key"
+    assert main(["keys", "server", str(key)]) == 0
+    assert re.search(r'server-key = "[0-9a-f]{64}"', capsys.readouterr().out)
+    assert key.stat().st_mode & 0o077 == 0
+    assert main(["keys", "server", str(key)]) == 2
