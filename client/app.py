@@ -62,6 +62,14 @@ def _site_number(context: Context) -> int:
 
 
 def _open_site(context: Context) -> OpenSite:
+    """Return the daemon that the node config names, or a site of this very process in a simulation."""
+    if "site" in context.node_config:
+        from client.channel import Access  # grpc: only where there is a daemon to talk to
+        from client.remote import RemoteSite
+
+        access = Access.of_node(context.node_config)
+        assert access is not None
+        return RemoteSite(access)
     return _site_opener()(context)
 
 

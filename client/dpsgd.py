@@ -14,7 +14,13 @@ from common.plan import RoundPlan
 from common.randomness import RoundRandomness
 
 
-def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: RoundRandomness) -> Values:
+def train_round(
+    model: FlatModel,
+    data: SiteData,
+    plan: RoundPlan,
+    randomness: RoundRandomness,
+    progress: Callable[[int], None] = lambda steps_done: None,
+) -> Values:
     """Train ``model`` for the steps of ``plan`` and return how far the kept coordinates moved, shape (kept,).
 
     Computes, ``plan.steps`` times, for a Poisson batch with rate q of the records and n = ``data.declared_size``:
@@ -22,6 +28,7 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     that; parameters -= learning_rate * velocity.
     Guarantees: each step is the sampled Gaussian mechanism with sensitivity C, so the round costs ``plan.charge``;
     coordinates off the mask do not change by one bit; every private step draws fresh noise, an empty batch included.
+    ``progress`` is told before each step how many are done; what it raises ends the round.
     Where the unit is the client the steps neither clip nor add noise; the movement as a whole, which is on the mask
     already, is clipped to C, and the server adds the noise.
     Edge cases: a plan that is not private neither clips nor adds noise. The velocity starts at zero in every round.
@@ -38,7 +45,8 @@ def train_round(model: FlatModel, data: SiteData, plan: RoundPlan, randomness: R
     velocity = torch.zeros_like(start) if plan.momentum else None
     expected_batch = plan.sampling_rate * data.declared_size
     noise_std = plan.noise_multiplier * plan.clip_norm
-    for _ in range(plan.steps):
+    for steps_done in range(plan.steps):
+        progress(steps_done)
         rows = randomness.poisson_sample(data.size, plan.sampling_rate)
         total = gradient_sum(*data.batch(rows, device))
         if by_record:

@@ -114,6 +114,11 @@ class Ledger:
         return cls(path)
 
     @property
+    def length(self) -> int:
+        """How many charges there are."""
+        return self._length
+
+    @property
     def history(self) -> History:
         """Everything that was charged, over all runs."""
         return self._history
@@ -156,7 +161,7 @@ class Ledger:
                     entry.hash,
                 ),
             )
-        self._history = merged((*self._history, charge))
+        self._history, self._length = merged((*self._history, charge)), entry.number
         _remember(self._head, entry.number, entry.hash)
         return entry
 
@@ -203,6 +208,7 @@ class Ledger:
             charges.append(entry.charge)
         if not found_head:
             raise LedgerError(f"{self._path} has {count} entries but had {known}: it was cut or replaced; {_WAY_OUT}")
+        self._length = count
         if count > known:  # the last crash came between the entry and the head
             _remember(self._head, count, previous)
         return merged(charges)

@@ -83,6 +83,12 @@ class SitePolicy:
             raise ConfigError(f"policy: lacks {', '.join(missing)}")
         return cls(**{by_key[key].name: _typed(key, value, by_key[key].type) for key, value in raw.items()})
 
+    def require_model(self, plan: RoundPlan) -> None:
+        """Raise PlanRefused unless the plan's model may be used here: its name may lead to code."""
+        if plan.model not in self.models:
+            allowed = ", ".join(self.models)
+            raise PlanRefused(f"the plan's model {plan.model!r} is outside this site's policy: models are {allowed}")
+
     def check(self, plan: RoundPlan, history: History) -> None:
         """Raise PlanRefused, with the reason, unless this site may carry out ``plan`` after ``history``.
 
@@ -96,7 +102,7 @@ class SitePolicy:
         charge = plan.charge
         if charge is None:
             raise PlanRefused("the plan is not private, and this site releases nothing without privacy")
-        require(plan.model in self.models, f"model {plan.model!r}", f"models are {', '.join(self.models)}")
+        self.require_model(plan)
         units = ", ".join(self.privacy_units)
         require(plan.privacy_unit in self.privacy_units, f"privacy unit {plan.privacy_unit}", f"one of {units}")
         least = self.min_noise_multiplier

@@ -2,8 +2,10 @@
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from client.data import SiteData
@@ -74,6 +76,14 @@ class Guard:
     ledger: Ledger
 
 
+@dataclass(frozen=True, slots=True)
+class SiteScore:
+    """How the model of that digest does on a site's own records. It has no noise: it stays at the site."""
+
+    digest: str
+    accuracy: float
+
+
 class Site:
     """One owner of data. The same object everywhere: in a test, in a simulation, behind a daemon.
 
@@ -99,11 +109,18 @@ class Site:
         """The number of records that this site makes public."""
         return self._data.declared_size
 
-    def train(self, plan_bytes: bytes, model_bytes: bytes, signature: bytes = b"") -> bytes:
+    def train(
+        self,
+        plan_bytes: bytes,
+        model_bytes: bytes,
+        signature: bytes = b"",
+        progress: Callable[[int], None] = lambda steps_done: None,
+    ) -> bytes:
         """Carry out a plan from the given model and return the coded update.
 
         A guarded site checks the plan against its policy and writes the charge down before it trains; a round that was
-        carried out before returns the same bytes and costs nothing.
+        carried out before returns the same bytes and costs nothing. What ``progress`` raises ends the training; the
+        charge stays, and the same round can be asked for again.
 
         Raises WireError for bytes that are not a plan or a model, PlanRefused for a plan that this site cannot or will
         not carry out, ModelMissing where the model came as a difference from one that is not held here; in all cases
@@ -111,10 +128,9 @@ class Site:
         """
         plan = RoundPlan.from_bytes(plan_bytes)
         if self._guard is None:
-            return self._release(plan, self._loaded(plan, model_bytes))
+            return self._release(plan, self._loaded(plan, model_bytes), progress)
         policy, ledger = self._guard.policy, self._guard.ledger
-        if policy.server_key and not is_signed_by(policy.server_key, plan_bytes, signature):
-            raise PlanRefused("the plan is not signed by the server that this site obeys")
+        self._require_own_server(plan_bytes, signature)
         entry = ledger.find(policy.server_key, plan.run, plan.round)
         if entry is None:
             policy.check(plan, ledger.history)
@@ -126,9 +142,37 @@ class Site:
             return kept
         else:  # charged, but a crash came before the release
             model = self._loaded(plan, model_bytes)
-        release = self._release(plan, model)
+        release = self._release(plan, model, progress)
         ledger.keep(entry, release)
         return release
+
+    def evaluate(self, plan_bytes: bytes, model_bytes: bytes, signature: bytes = b"") -> SiteScore:
+        """Return how a model does on this site's own records: for the site's log alone, since nothing hides a record.
+
+        Only what the policy would let train is tried; raises as ``train`` does.
+        """
+        plan = RoundPlan.from_bytes(plan_bytes)
+        if self._guard is not None:
+            self._require_own_server(plan_bytes, signature)
+            self._guard.policy.require_model(plan)
+        model = self._loaded(plan, model_bytes)
+        model.module.eval()
+        right = 0
+        try:
+            with torch.no_grad():
+                for start in range(0, self._data.size, plan.physical_batch_size):
+                    rows = np.arange(start, min(start + plan.physical_batch_size, self._data.size))
+                    inputs, targets = self._data.batch(rows, model.vector.device)
+                    right += int((model.module(models.channels_last(inputs)).argmax(1) == targets).sum())
+        finally:
+            model.module.train()
+        return SiteScore(plan.model_digest, right / max(1, self._data.size))
+
+    def _require_own_server(self, plan_bytes: bytes, signature: bytes) -> None:
+        assert self._guard is not None
+        key = self._guard.policy.server_key
+        if key and not is_signed_by(key, plan_bytes, signature):
+            raise PlanRefused("the plan is not signed by the server that this site obeys")
 
     def _loaded(self, plan: RoundPlan, model_bytes: bytes) -> models.FlatModel:
         model = self._workbench.model(plan.model)
@@ -137,9 +181,9 @@ class Site:
         model.load(self._workbench.shelf.received(plan, model_bytes))
         return model
 
-    def _release(self, plan: RoundPlan, model: models.FlatModel) -> bytes:
+    def _release(self, plan: RoundPlan, model: models.FlatModel, progress: Callable[[int], None]) -> bytes:
         randomness = self._randomness.for_round(plan.run, plan.round)
-        values = train_round(model, self._data, plan, randomness)
+        values = train_round(model, self._data, plan, randomness, progress)
         mask = plan.mask
         indices = None if plan.index_coding == "seed" else mask.indices()
         update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, values, indices)

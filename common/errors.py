@@ -10,6 +10,7 @@
     ├── WireError           bytes from the other side are not what they claim to be
     ├── PlanRefused         a site will not carry out a plan; nothing was spent
     ├── ModelMissing        a site does not hold the model that a plan builds on; nothing was spent
+    ├── SiteUnreachable     a site's daemon cannot be reached, or stopped in the middle
     ├── LedgerError         a site's privacy ledger is missing, damaged, too new or cannot be written
     ├── RunFolderError      the files of a run are missing, damaged or belong to another run
     └── FederationError     the sites that a run needs did not come, or answered nonsense when joining
@@ -48,6 +49,10 @@ class PlanRefused(FedsieveError):  # noqa: N818 - it is an answer, not a fault
 
 class ModelMissing(FedsieveError):  # noqa: N818 - it is an answer, not a fault
     """A site does not hold the model that a plan builds on; nothing was spent."""
+
+
+class SiteUnreachable(FedsieveError):  # noqa: N818 - it is a state, not a fault
+    """A site's daemon cannot be reached, or stopped in the middle."""
 
 
 class LedgerError(FedsieveError):

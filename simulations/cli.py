@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     get.add_argument("dataset", help="fashion-mnist")
     get.add_argument("--source", metavar="URL|FOLDER", help="take the files from here instead of the data set's home")
     get.set_defaults(run=_data_get)
+    site_cli.add_site(commands)
     site_cli.add_ledger(commands)
     site_cli.add_keys(commands)
     site_cli.add_audit(commands)

@@ -1,4 +1,4 @@
-"""``fedsieve ledger``, ``keys`` and ``audit``: what operators need to see, to sign and to check what is spent."""
+"""``fedsieve site``, ``ledger``, ``keys`` and ``audit``: what the operators of sites and servers need."""
 
 import argparse
 import csv
@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from client.channel import Access
 from client.ledger import Ledger
 from client.policy import SitePolicy
 from common.accounting import NEIGHBOURS, Charge, epsilon_of, neighbours_of
@@ -36,6 +37,93 @@ def add_ledger(commands: Commands) -> None:
             parser.add_argument("--policy", type=Path, help="the site's policy: what is left of its budget")
             parser.add_argument("--delta", type=float, help="delta to show epsilon at, without a policy")
         parser.set_defaults(run=action)
+
+
+def add_site(commands: Commands) -> None:
+    """Add the subcommands of ``fedsieve site``."""
+    actions = commands.add_parser("site", help="a site's daemon").add_subparsers(required=True, metavar="COMMAND")
+    serve = actions.add_parser("serve", help="serve this site's data to plans that its policy allows")
+    serve.add_argument("--data", required=True, help="the site's records: .npz file, folder or package.module:function")
+    serve.add_argument("--policy", type=Path, required=True, help="TOML file of what this site allows")
+    serve.add_argument("--ledger", type=Path, required=True, help="the site's ledger ('fedsieve ledger create')")
+    serve.add_argument("--declared-size", type=int, help="number of records to make public (default: the real one)")
+    serve.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    serve.add_argument("--threads", type=int, default=0, help="torch threads (default: all cores)")
+    _add_access(serve, "--listen", "HOST:PORT or unix:PATH to listen on")
+    serve.set_defaults(run=_serve)
+    status = actions.add_parser("status", help="what a daemon is doing, and what has been spent")
+    _add_access(status, "--address", "HOST:PORT or unix:PATH of the daemon")
+    status.set_defaults(run=_status)
+
+
+def _add_access(parser: argparse.ArgumentParser, flag: str, about: str) -> None:
+    parser.add_argument(flag, dest="address", default="127.0.0.1:9301", help=f"{about} (default 127.0.0.1:9301)")
+    for name, text in (("ca", "CA's certificate"), ("certificate", "own certificate"), ("key", "key of it")):
+        parser.add_argument(f"--tls-{name}", type=Path, metavar="FILE", help=f"mutual TLS: {text}")
+    parser.add_argument("--token", type=Path, metavar="FILE", help="file with a secret that both sides know")
+
+
+def _access(options: argparse.Namespace) -> Access:
+    return Access(
+        address=options.address,
+        ca=options.tls_ca,
+        certificate=options.tls_certificate,
+        key=options.tls_key,
+        token=options.token,
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    import logging
+    import signal
+    import threading
+
+    import numpy as np
+
+    from client.data import SiteData  # torch: only where it is asked for
+    from client.memory import keep_freed_memory
+    from client.randomness import OsRandomness
+    from client.service import Daemon
+    from client.site import Guard, Site, Workbench
+    from common import datasets
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
+    policy, access = SitePolicy.load(options.policy), _access(options)
+    dataset = datasets.load(options.data)
+    count = len(dataset.train_targets)
+    data = SiteData(dataset.train_inputs, dataset.train_targets, np.arange(count), options.declared_size or count)
+    workbench = Workbench(options.device)
+    for model in policy.models:
+        workbench.model(model)  # wrong names show at the start, and the first round finds its model warm
+    keep_freed_memory()
+    ledger = Ledger(options.ledger)
+    guard = Guard(policy, ledger)
+    daemon = Daemon(Site(data, OsRandomness(), workbench, guard), guard, access, options.threads)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    daemon.start()
+    logging.info("serving %d declared records at %s", data.declared_size, options.address)
+    if not policy.server_key:
+        logging.warning("the policy names no server-key: whoever reaches %s can spend the budget", options.address)
+    stopped.wait()
+    daemon.stop()
+    ledger.close()
+    logging.info("stopped")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from client.remote import RemoteSite
+
+    status = RemoteSite(_access(options)).status()
+    doing = f"training round {status.round} of {status.run}" if status.training else "idle"
+    if status.training:
+        doing += f", step {status.progress.steps_done} of {status.progress.steps}"
+    print(f"fedsieve {status.version}: {doing}")
+    budget = f"{status.epsilon_budget:g} at delta {status.delta:g} per record ({NEIGHBOURS})"
+    print(f"{status.entries} charges, epsilon {status.epsilon_spent:.4f} of {budget}")
+    return 0
 
 
 def add_keys(commands: Commands) -> None:

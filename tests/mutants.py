@@ -74,10 +74,7 @@ MUTANTS = (
     Mutant(
         "noise once per round",
         "client/dpsgd.py",
-        (
-            ("for _ in range(plan.steps)", "for step in range(plan.steps)"),
-            ("        if by_record:", "        if by_record and not step:"),
-        ),
+        (("        if by_record:", "        if by_record and not steps_done:"),),
         f"{_MECHANISM}::test_every_step_draws_noise_of_its_own",
     ),
     Mutant(
@@ -113,7 +110,7 @@ MUTANTS = (
     Mutant(
         "second draw on a repeated request",
         "client/site.py",
-        (("return kept", "return self._release(plan, self._loaded(plan, model_bytes))"),),
+        (("return kept", "return self._release(plan, self._loaded(plan, model_bytes), progress)"),),
         f"{_ENFORCEMENT}::test_the_same_round_gives_the_same_bytes_and_is_charged_once",
     ),
     Mutant(
@@ -148,7 +145,7 @@ MUTANTS = (
     Mutant(
         "signature not checked",
         "client/site.py",
-        (("if policy.server_key and not is_signed_by", "if False and not is_signed_by"),),
+        (("if key and not is_signed_by", "if False and not is_signed_by"),),
         f"{_ENFORCEMENT}::test_only_the_servers_own_plans_are_obeyed",
     ),
     Mutant(

@@ -99,10 +99,10 @@ def small_plan(size: int, **changes: Any) -> RoundPlan:
     return RoundPlan(**{**fields, **changes})
 
 
-def small_request(model: np.ndarray, **changes: Any) -> tuple[bytes, bytes]:
-    """Return the bytes of a plan that starts from ``model``, and those of the model as float32."""
-    plan = small_plan(model.size, model_digest=digest_of(model), **changes)
-    return plan.to_bytes(), encode_floats(model, "f32")
+def small_request(start: np.ndarray, **changes: Any) -> tuple[bytes, bytes]:
+    """Return the bytes of a plan that starts from the model ``start``, and those of the model as float32."""
+    plan = small_plan(start.size, model_digest=digest_of(start), **changes)
+    return plan.to_bytes(), encode_floats(start, "f32")
 
 
 def site_data(inputs: np.ndarray, targets: np.ndarray, declared_size: int | None = None) -> SiteData:

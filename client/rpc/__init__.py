@@ -1,0 +1,1 @@
+"""The site's service: site.proto and what is generated from it."""
