@@ -222,7 +222,8 @@ def _play(case: str, engine: str, rounds: int, folder: Path) -> None:
 
     shape = {**_CASES[case], "steps-per-round": _STEPS[case], "sites": _SITES, "rounds": 1 + rounds}
     plain = {"private": False, "final-density": 1.0, "learning-rate": 0.05, "evaluate-every": 0, "device": "cpu"}
-    config = config_with({**shape, **plain, "name": "run", "out": str(folder)})
+    exact = {"value-coding": "f32", "downlink-coding": "f32"}  # all engines must end with the same model
+    config = config_with({**shape, **plain, **exact, "name": "run", "out": str(folder)})
     np.save(folder / "model.npy", _ENGINES[engine](config, round_done))
 
 
