@@ -48,7 +48,7 @@ def train(message: Message, context: Context) -> Message:
     except ModelMissing:
         answer = ModelWanted()
     except PlanRefused as refused:
-        answer = Refusal(str(refused), for_good=True)
+        answer = Refusal(str(refused), refused.for_good)
     except WireError as damaged:
         answer = Refusal(str(damaged))
     return Message(answer.to_content(), reply_to=message)

@@ -10,9 +10,16 @@ from common.errors import ConfigError
 
 TOKEN_KEY = "fedsieve-token"
 MAX_MESSAGE_BYTES = 1 << 28  # 256 MiB: a model of 64 million parameters as float32
-SIZE_LIMITS = (
+_SIZE_LIMITS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+# A peer that has vanished without a word is noticed within a minute, also in the middle of a long training.
+_SHIM_OPTIONS = (*_SIZE_LIMITS, ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000))
+DAEMON_OPTIONS = (
+    *_SIZE_LIMITS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # a second daemon at the same address would get every other plan
 )
 
 
@@ -62,11 +69,11 @@ class Access:
     def open_channel(self) -> grpc.Channel:
         """Connect, as a shim does."""
         if self.ca is None or self.certificate is None or self.key is None:
-            return grpc.insecure_channel(self.address, options=SIZE_LIMITS)
+            return grpc.insecure_channel(self.address, options=_SHIM_OPTIONS)
         credentials = grpc.ssl_channel_credentials(
             _read(self.ca, "CA's certificate"), _read(self.key, "key"), _read(self.certificate, "certificate")
         )
-        return grpc.secure_channel(self.address, credentials, options=SIZE_LIMITS)
+        return grpc.secure_channel(self.address, credentials, options=_SHIM_OPTIONS)
 
     def listen(self, server: grpc.Server) -> None:
         """Have ``server`` listen; an address that others can reach needs TLS or a token."""
@@ -75,17 +82,20 @@ class Access:
                 f"{self.address} can be reached from other hosts: give mutual TLS (--tls-ca, --tls-certificate, "
                 "--tls-key) or a token file (--token), or listen on 127.0.0.1 or a unix socket"
             )
-        if self.ca is None or self.certificate is None or self.key is None:
-            bound = server.add_insecure_port(self.address)
-        else:
+        try:
+            if self.ca is None or self.certificate is None or self.key is None:
+                server.add_insecure_port(self.address)
+                return
             credentials = grpc.ssl_server_credentials(
                 [(_read(self.key, "key"), _read(self.certificate, "certificate"))],
                 _read(self.ca, "CA's certificate"),
                 require_client_auth=True,
             )
-            bound = server.add_secure_port(self.address, credentials)
-        if not bound:
-            raise ConfigError(f"cannot listen on {self.address}: is it taken?")
+            server.add_secure_port(self.address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {self.address}, perhaps because another daemon does: {error}"
+            ) from error
 
 
 def _read(path: Path, what: str) -> bytes:

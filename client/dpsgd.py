@@ -51,7 +51,9 @@ def train_round(
         total = gradient_sum(*data.batch(rows, device))
         if by_record:
             noise = torch.from_numpy(randomness.standard_normal(total.numel())).to(device)
-            total = total.add_(noise, alpha=noise_std)
+            # In the noise's precision, rounded once: in single precision the sum could only take some of the numbers
+            # near it, and which ones would tell what it was before.
+            total = total.to(noise.dtype).add_(noise, alpha=noise_std).to(total.dtype)
         if velocity is not None:
             total = velocity.mul_(plan.momentum).add_(total)
         step_size = plan.learning_rate / expected_batch

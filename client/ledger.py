@@ -92,14 +92,19 @@ class Ledger:
         try:
             # EXTRA: the folder is synced too, so that a committed entry cannot come undone in a power cut.
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
-            self._database.execute("PRAGMA journal_mode = DELETE")
-            self._database.execute("PRAGMA synchronous = EXTRA")
-            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            for setting in ("locking_mode = EXCLUSIVE", "journal_mode = DELETE", "synchronous = EXTRA"):
+                self._execute(f"PRAGMA {setting}")
             with self._transaction():
                 self._migrate()
             self._history = self._verified_history()
         except sqlite3.Error as error:
             raise LedgerError(f"cannot use the ledger {path}: {error}; {_WAY_OUT}") from error
+
+    def _in_use(self) -> LedgerError:
+        return LedgerError(
+            f"{self._path} is held by another process, such as a running daemon: ask it with 'fedsieve site status', "
+            "or stop it first"
+        )
 
     @classmethod
     def create(cls, path: Path) -> "Ledger":
@@ -242,6 +247,8 @@ class Ledger:
         try:
             return self._database.execute(statement, parameters)
         except sqlite3.Error as error:
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise self._in_use() from error
             raise LedgerError(f"the ledger {self._path} cannot be read or written: {error}") from error
 
 

@@ -37,7 +37,7 @@ class RemoteSite:
                     case "update":
                         return bytes(reply.update)
                     case "refusal":
-                        raise PlanRefused(reply.refusal)
+                        raise PlanRefused(reply.refusal.reason, for_good=reply.refusal.for_good)
                     case "damaged":
                         raise WireError(reply.damaged)
                     case "model_wanted":

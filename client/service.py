@@ -17,7 +17,7 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from client.channel import SIZE_LIMITS, TOKEN_KEY, Access
+from client.channel import DAEMON_OPTIONS, TOKEN_KEY, Access
 from client.rpc import site_pb2 as messages
 from client.rpc.site_pb2_grpc import SiteServicer, add_SiteServicer_to_server
 from client.site import Guard, Site
@@ -58,7 +58,7 @@ class SiteService(SiteServicer):
     ) -> Iterator[messages.TrainReply]:
         """Carry out a plan, or say why not."""
         events: SimpleQueue[messages.TrainReply | BaseException] = SimpleQueue()
-        worker = threading.Thread(target=self._train, args=(request, events), daemon=True)
+        worker = threading.Thread(target=self._train, args=(request, events.put, context.is_active), daemon=True)
         worker.start()
         while True:
             event = events.get()
@@ -71,17 +71,22 @@ class SiteService(SiteServicer):
                 return
 
     def _train(
-        self, request: messages.TrainRequest, events: "SimpleQueue[messages.TrainReply | BaseException]"
+        self,
+        request: messages.TrainRequest,
+        tell: Callable[[messages.TrainReply | BaseException], None],
+        still_asked: Callable[[], bool],
     ) -> None:
         with self._training:  # one at a time; whoever comes second waits
             try:
-                events.put(self._answer(request, events.put))
+                if self._stopping.is_set() or not still_asked():  # nobody would see what is charged now
+                    raise _Stopping("the site is being stopped, or the asker is gone")
+                tell(self._answer(request, tell))
             except _Stopping as stopping:
-                log.warning("stopped in the middle of a round; its charge stays")
-                events.put(stopping)
+                log.warning("%s", stopping)
+                tell(stopping)
             except Exception as error:  # whatever a training raises is told, and the daemon lives on
                 log.exception("training failed")
-                events.put(error if isinstance(error, FedsieveError) else RuntimeError("training failed at the site"))
+                tell(error if isinstance(error, FedsieveError) else RuntimeError("training failed at the site"))
             finally:
                 self._now.training = False
 
@@ -94,7 +99,7 @@ class SiteService(SiteServicer):
 
             def progress(steps_done: int) -> None:
                 if self._stopping.is_set():
-                    raise _Stopping("the site is being stopped")
+                    raise _Stopping("the site is being stopped in the middle of a round; its charge stays")
                 current = messages.Progress(steps_done=steps_done, steps=plan.steps)
                 self._now.progress.CopyFrom(current)
                 tell(messages.TrainReply(progress=current))
@@ -104,7 +109,7 @@ class SiteService(SiteServicer):
             return messages.TrainReply(update=update)
         except PlanRefused as refused:
             log.warning("refused: %s", refused)
-            return messages.TrainReply(refusal=str(refused))
+            return messages.TrainReply(refusal=messages.Refusal(reason=str(refused), for_good=refused.for_good))
         except WireError as damaged:
             log.warning("damaged request: %s", damaged)
             return messages.TrainReply(damaged=str(damaged))
@@ -164,7 +169,7 @@ class Daemon:
         self._server = grpc.server(
             futures.ThreadPoolExecutor(_THREADS),
             interceptors=() if token is None else (_TokenCheck(token),),
-            options=SIZE_LIMITS,
+            options=DAEMON_OPTIONS,
             maximum_concurrent_rpcs=_THREADS,
         )
         add_SiteServicer_to_server(self._service, self._server)  # type: ignore[no-untyped-call]

@@ -137,7 +137,9 @@ class Site:
             model = self._loaded(plan, model_bytes)  # whatever is wrong with it must show before the charge
             entry = ledger.charge(plan, plan_bytes, policy.server_key)
         elif entry.plan != hashlib.sha256(plan_bytes).hexdigest():
-            raise PlanRefused(f"round {plan.round} of run {plan.run!r} was carried out under another plan")
+            raise PlanRefused(
+                f"round {plan.round} of run {plan.run!r} was carried out under another plan", for_good=False
+            )
         elif (kept := ledger.release_of(entry)) is not None:
             return kept
         else:  # charged, but a crash came before the release

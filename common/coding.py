@@ -19,7 +19,7 @@ size                  4       d
 kept                  4       k, the number of values
 index bytes           4       length of the index part
 value bytes           4       length of the value part
-checksum              4       CRC-32 of everything else
+checksum              4       CRC-32 of everything else, started with that of the grid's step (``calibrated``)
 ====================  ======  =========================================================================
 
 Every length is checked against the plan before anything is allocated. Coding comes after the noise: it is
@@ -59,6 +59,7 @@ _VALUE_CODES: dict[ValueCoding, int] = {"f32": 0, "f16": 1, "int8": 2, "calibrat
 _INDEX_NAMES = {code: name for name, code in _INDEX_CODES.items()}
 _VALUE_NAMES = {code: name for name, code in _VALUE_CODES.items()}
 _INT8_SCALE = struct.Struct("<f")
+_GRID_STEP = struct.Struct("<d")
 _NOT_FINITE = -(2**31)  # what a value that is no number is on the grid: it arrives as NaN
 
 
@@ -144,7 +145,7 @@ def encode(
         len(index_part),
         len(value_part),
     )
-    checksum = zlib.crc32(value_part, zlib.crc32(index_part, zlib.crc32(header)))
+    checksum = zlib.crc32(value_part, zlib.crc32(index_part, zlib.crc32(header, _grid_sum(coding, grid_step))))
     return b"".join((header, _CHECKSUM.pack(checksum), index_part, value_part))
 
 
@@ -210,11 +211,17 @@ def decode(
         raise WireError(f"expected {HEADER_BYTES + index_length + value_length} bytes in all, got {len(data)}")
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
     body = memoryview(data)[HEADER_BYTES:]
-    if zlib.crc32(body, zlib.crc32(data[: _HEADER.size])) != checksum:
-        raise WireError("the checksum does not match: the update was damaged on its way")
+    if zlib.crc32(body, zlib.crc32(data[: _HEADER.size], _grid_sum(coding, grid_step))) != checksum:
+        grid = " or is on another grid (has the site's declared size changed?)" if coding == "calibrated" else ""
+        raise WireError(f"the checksum does not match: the update was damaged on its way{grid}")
     indices = _decode_indices(body[:index_length], index_coding, size, kept)
     values = _decode_values(body[index_length:], coding, kept, grid_step)
     return SparseUpdate(round_number, model_version, mask_digest, size, values, indices)
+
+
+def _grid_sum(coding: ValueCoding, grid_step: float) -> int:
+    """Return where the checksum starts: the grid is not sent, but both sides must mean the same one."""
+    return zlib.crc32(_GRID_STEP.pack(grid_step)) if coding == "calibrated" else 0
 
 
 def clipped(values: Values, clip_norm: float) -> Values:

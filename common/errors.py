@@ -44,7 +44,14 @@ class WireError(FedsieveError):
 
 
 class PlanRefused(FedsieveError):  # noqa: N818 - it is an answer, not a fault
-    """A site will not carry out a plan; nothing was spent."""
+    """A site will not carry out a plan; nothing was spent.
+
+    ``for_good``: nor the next one of the same run.
+    """
+
+    def __init__(self, reason: str, *, for_good: bool = True) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
 
 
 class ModelMissing(FedsieveError):  # noqa: N818 - it is an answer, not a fault

@@ -13,6 +13,7 @@ from common.mask import MaskSpec
 
 _VERSION = 1
 _MAX_BYTES = 4096
+_LEAST_GRID = 2.0**-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,8 @@ class RoundPlan:
         check(self.value_coding in get_args(ValueCoding), "value_coding", f"one of {get_args(ValueCoding)}")
         check(self.private or self.value_coding != "calibrated", "value_coding", "calibrated in a private plan only")
         check(self.index_coding in get_args(IndexCoding), "index_coding", f"one of {get_args(IndexCoding)}")
-        check(0 < self.grid < math.inf, "grid", "a finite grid > 0")
+        # A grid far finer than the noise would show in which order floats were added: see common.randomness.
+        check(_LEAST_GRID <= self.grid < math.inf, "grid", f"a finite grid of at least {_LEAST_GRID:g}")
         check(re.fullmatch("[0-9a-f]{16}", self.model_digest) is not None, "model_digest", "16 hexadecimal digits")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
         _ = self.mask  # its own checks
@@ -90,13 +92,14 @@ class RoundPlan:
     def charge(self) -> Charge | None:
         """What this round costs a site that carries it out; None where nothing is private.
 
-        A site whose unit is the client knows that it is in the cohort, so that drawing the cohort hides nothing from
-        itself: the server, which accounts for all sites, counts less (``server.privacy``).
+        The site counts per record, whatever the unit. Where that is the client, one record more or less replaces the
+        site's update by another of norm C at most: the sum changes by 2 C, as if the noise were z / 2; and the site
+        knows that it is in the cohort, so that drawing it hides nothing. The server counts per site and less.
         """
         if not self.private:
             return None
         if self.privacy_unit == "client":
-            return Charge(self.noise_multiplier, 1.0, 1)
+            return Charge(self.noise_multiplier / 2, 1.0, 1)
         return Charge(self.noise_multiplier, self.sampling_rate, self.steps)
 
     def grid_step(self, declared_size: int) -> float:

@@ -1,14 +1,13 @@
 """Randomness that protects: a cryptographic generator under keys of the operating system, and normal draws from it."""
 
 import secrets
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from common.coding import Values
 from common.mask import Indices
 
 _SUMMANDS = 4  # normal draws in one: Holohan and Braghin (2021), as in Opacus' secure mode
@@ -22,8 +21,8 @@ class RoundRandomness(Protocol):
         """Return the records of a step: each of ``size`` is in it with probability ``sampling_rate``, independently."""
         ...
 
-    def standard_normal(self, count: int) -> Values:
-        """Return ``count`` independent draws of N(0, 1)."""
+    def standard_normal(self, count: int) -> NDArray[Any]:
+        """Return ``count`` independent draws of N(0, 1): doubles where they protect, floats will do in simulations."""
         ...
 
     def module_seed(self) -> int:
@@ -42,19 +41,19 @@ class KeyStream:
         return np.frombuffer(self._cipher.update(bytes(8 * count)), "<u8")
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Return the next ``count`` draws, uniform over the 2^53 midpoints (i + 1/2) / 2^53: never 0 and never 1."""
-        uniforms: NDArray[np.float64] = ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        """Return the next ``count`` draws, uniform over the 2^52 midpoints (i + 1/2) / 2^52: never 0 and never 1."""
+        uniforms: NDArray[np.float64] = ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         return uniforms
 
 
 class SecureRandomness:
     """Sampling and noise from a cryptographic generator.
 
-    A draw of N(0, 1) is the sum of four normal draws, halved. One draw alone, computed in floating point, can only take
-    some of the numbers near it, and which ones depends on what it is added to: whoever sees the sum can tell some
-    neighbouring data sets apart (Mironov 2012; for Gaussians Jin et al. 2022). To undo a sum of four, an attacker has
-    to search the combinations of draws that could have led to it. Source: Holohan and Braghin, "Secure random sampling
-    in differential privacy" (2021).
+    Floating point gives noise away: a draw can only take some of the numbers near it, so that a sum with it can only
+    take some, and which ones depends on what was added (Mironov 2012; for Gaussians Jin et al. 2022). Two defences:
+    draws and sums are doubles that are rounded to single precision once, at the end, which makes every number there
+    reachable from anywhere; and a draw is the sum of four, halved, so that undoing it means searching all combinations
+    (Holohan and Braghin, "Secure random sampling in differential privacy", 2021).
     """
 
     def __init__(self, sampling: KeyStream, noise: KeyStream) -> None:
@@ -70,20 +69,19 @@ class SecureRandomness:
         """Return the records of a step: each of ``size`` is in it with probability ``sampling_rate``, independently."""
         return np.flatnonzero(self._sampling.uniforms(size) < sampling_rate).astype(np.int64, copy=False)
 
-    def standard_normal(self, count: int) -> Values:
-        """Return ``count`` independent draws of N(0, 1)."""
-        draws = np.empty(count, np.float32)
-        for start in range(0, count, _CHUNK):
+    def standard_normal(self, count: int) -> NDArray[np.float64]:
+        """Return ``count`` independent draws of N(0, 1), in double precision: see ``client.dpsgd``."""
+        draws = np.empty(count + count % 2)
+        for start in range(0, draws.size, _CHUNK):
             chunk = draws[start : start + _CHUNK]
-            chunk[:] = self._normals(_SUMMANDS * chunk.size).reshape(_SUMMANDS, -1).sum(0) / np.sqrt(_SUMMANDS)
-        return draws
+            half = chunk.size // 2
+            # Box-Muller. The two draws of a pair go into different sums, so that each sum has four draws of its own.
+            radius = np.sqrt(-2.0 * np.log(self._noise.uniforms(_SUMMANDS * half)))
+            angle = 2.0 * np.pi * self._noise.uniforms(_SUMMANDS * half)
+            for part, turn in ((chunk[:half], np.cos), (chunk[half:], np.sin)):
+                part[:] = (radius * turn(angle)).reshape(_SUMMANDS, half).sum(0) / np.sqrt(_SUMMANDS)
+        return draws[:count]
 
     def module_seed(self) -> int:
         """Return a seed for what is random inside a module, such as dropout."""
         return int(self._sampling.words(1)[0] >> np.uint64(1))
-
-    def _normals(self, count: int) -> NDArray[np.float64]:
-        """Return ``count`` normal draws by the Box-Muller transform; ``count`` is even."""
-        radius = np.sqrt(-2.0 * np.log(self._noise.uniforms(count // 2)))
-        angle = 2.0 * np.pi * self._noise.uniforms(count // 2)
-        return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))

@@ -41,7 +41,7 @@ def noisy_mean(
     total = np.zeros(kept, np.float64)
     for values in updates:
         total += clipped(values, clip_norm)
-    total += noise_std * randomness.standard_normal(kept).astype(np.float64)
+    total += noise_std * randomness.standard_normal(kept)
     mean: Values = (total / cohort).astype(np.float32)
     return mean
 

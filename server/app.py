@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from logging import INFO, WARNING
 from pathlib import Path
@@ -62,11 +62,11 @@ def run(
     grid: Grid,
     config: RunConfig,
     listeners: tuple[Listener, ...] = (),
-    secrets: Callable[[int], RoundRandomness] = lambda round_number: SecureRandomness.fresh(),
+    randomness: Callable[[int], RoundRandomness] = lambda round_number: SecureRandomness.fresh(),
 ) -> RunResult:
     """Run, or resume, a federation over ``grid`` and return its result.
 
-    ``secrets`` returns the server's own randomness for a round: cohorts and noise where the unit is the client.
+    ``randomness`` returns the server's own for a round: cohorts and noise where the unit is the client.
     """
     evaluate = _evaluation(config)
     initial = models.initial_vector(config.model, config.seed)
@@ -116,7 +116,7 @@ def run(
             log=log,
             evaluate=evaluate,
             save=save,
-            secrets=secrets,
+            randomness=randomness,
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
         return _finish(log, folder, config, state, strategy, strategy.result(), evaluate)
@@ -207,13 +207,15 @@ def _restore(state: ServerState, checkpoint: Checkpoint, initial: Values, log: R
     if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != _arrays(state).keys():
         raise ModelError("the checkpoint is of another model or server optimizer than the run config's")
     log.rewind(checkpoint.log_position)
+    state.run_id = checkpoint.run_id
     state.rounds_done, state.model_version = checkpoint.rounds_done, checkpoint.model_version
     state.seconds = checkpoint.seconds
     for holder in (state.optimizer, state.average):
         holder.state.update({name: checkpoint.optimizer[name] for name in holder.state})
     state.privacy.restore(checkpoint.privacy)
     state.traffic = Traffic.from_json(initial.size, checkpoint.traffic)
-    state.counts = {int(site): SiteCounts(*counts) for site, counts in checkpoint.counts.items()}
+    # Whoever dropped out is asked again: a resumed run is an occasion to raise a budget.
+    state.counts = {int(site): replace(SiteCounts(*counts), dropped="") for site, counts in checkpoint.counts.items()}
     return checkpoint.model
 
 
@@ -224,6 +226,7 @@ def _arrays(state: ServerState) -> dict[str, NDArray[np.float32]]:
 def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
     return Checkpoint(
         model=model,
+        run_id=state.run_id,
         rounds_done=state.rounds_done,
         model_version=state.model_version,
         log_position=log.position(),

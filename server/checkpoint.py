@@ -14,7 +14,7 @@ from common.coding import Values
 from common.errors import RunFolderError
 from common.files import write_durably
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Checkpoint:
     """Everything that a server must remember between rounds."""
 
     model: Values
+    run_id: str
     rounds_done: int
     model_version: int
     log_position: int
@@ -35,6 +36,7 @@ class Checkpoint:
         """Write it so that the file is either the old one or the whole new one, also after a power cut."""
         facts = {
             "format": _FORMAT,
+            "run_id": self.run_id,
             "rounds_done": self.rounds_done,
             "model_version": self.model_version,
             "log_position": self.log_position,

@@ -1,5 +1,6 @@
 """The Flower Strategy: glue between Flower's rounds and the parts of the server."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
@@ -31,6 +32,7 @@ from server.runlog import RunLog
 from server.traffic import Traffic
 
 _MODEL_ARRAY = "model"
+_LEAST_SHARE = 0.2  # of a round's time, for a site that needs the whole model
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class ServerState:
     average: ModelAverage
     privacy: PrivacyAccount
     traffic: Traffic
+    # Tells this run from an earlier one of the same name, of which sites may remember the rounds.
+    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     rounds_done: int = 0
     model_version: int = 0
     seconds: float = 0.0
@@ -85,7 +89,7 @@ class SparseDpStrategy(Strategy):
         log: RunLog,
         evaluate: Callable[[Values], Score | None],
         save: Callable[[Values], None],
-        secrets: Callable[[int], RoundRandomness],
+        randomness: Callable[[int], RoundRandomness],
     ) -> None:
         self._run_name = run_name
         self._config = config
@@ -98,8 +102,8 @@ class SparseDpStrategy(Strategy):
         self._log = log
         self._evaluate = evaluate
         self._save = save
-        self._secrets = secrets
-        self._randomness = secrets(0)
+        self._randomness_of = randomness
+        self._randomness = randomness(0)
         self._by_client = config.private and config.privacy_unit == "client"
         self._model = np.empty(0, np.float32)
         self._open: _OpenRound | None = None
@@ -113,7 +117,7 @@ class SparseDpStrategy(Strategy):
         """Return what a round asks of every site of its cohort."""
         config, mask = self._config, self._masks.mask(round_number)
         return RoundPlan(
-            run=self._run_name,
+            run=f"{self._run_name}#{self._state.run_id}",
             round=round_number,
             model_version=self._state.model_version,
             model=config.model,
@@ -144,7 +148,7 @@ class SparseDpStrategy(Strategy):
         """Plan the round and address it to its cohort."""
         self._model = _vector(arrays)
         plan = self.plan(server_round)
-        self._randomness = self._secrets(server_round)
+        self._randomness = self._randomness_of(server_round)
         if self._by_client:
             cohort = draw_secret_cohort(self._remaining(), self._config.cohort_rate, self._randomness)
         else:
@@ -189,8 +193,9 @@ class SparseDpStrategy(Strategy):
                 lost.append(member)
             else:
                 yield reply
-        if lost:
-            left = max(1.0, deadline - time.monotonic())
+        left = deadline - time.monotonic()
+        # With hardly any time left a site would train, and be charged, for an answer that comes too late.
+        if lost and left > _LEAST_SHARE * self._config.round_deadline:
             yield from grid.send_and_receive(self._address(current, lost, left, again=True), timeout=left)
 
     def aggregate_train(

@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "ledger not synced",
         "client/ledger.py",
-        (("PRAGMA synchronous = EXTRA", "PRAGMA synchronous = OFF"),),
+        (("synchronous = EXTRA", "synchronous = OFF"),),
         "tests/client/test_ledger.py::test_entries_are_synced_to_the_disk",
     ),
     Mutant(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63lient/rpc/site.proto\x12\x10\x66\x65\x64sieve.site.v1\"\x11\n\x0f\x44\x65scribeRequest\"$\n\x0b\x44\x65scription\x12\x15\n\rdeclared_size\x18\x01 \x01(\x04\">\n\x0cTrainRequest\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x95\x01\n\nTrainReply\x12.\n\x08progress\x18\x01 \x01(\x0b\x32\x1a.fedsieve.site.v1.ProgressH\x00\x12\x10\n\x06update\x18\x02 \x01(\x0cH\x00\x12\x11\n\x07refusal\x18\x03 \x01(\tH\x00\x12\x11\n\x07\x64\x61maged\x18\x04 \x01(\tH\x00\x12\x16\n\x0cmodel_wanted\x18\x05 \x01(\x08H\x00\x42\x07\n\x05\x65vent\"-\n\x08Progress\x12\x12\n\nsteps_done\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\"A\n\x0f\x45valuateRequest\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x0f\n\rEvaluateReply\"\x0f\n\rStatusRequest\"\xc9\x01\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08training\x18\x02 \x01(\x08\x12\x0b\n\x03run\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\x12,\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.fedsieve.site.v1.Progress\x12\x0f\n\x07\x65ntries\x18\x06 \x01(\x04\x12\x15\n\repsilon_spent\x18\x07 \x01(\x01\x12\x16\n\x0e\x65psilon_budget\x18\x08 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\t \x01(\x01\x32\xb7\x02\n\x04Site\x12L\n\x08\x44\x65scribe\x12!.fedsieve.site.v1.DescribeRequest\x1a\x1d.fedsieve.site.v1.Description\x12G\n\x05Train\x12\x1e.fedsieve.site.v1.TrainRequest\x1a\x1c.fedsieve.site.v1.TrainReply0\x01\x12N\n\x08\x45valuate\x12!.fedsieve.site.v1.EvaluateRequest\x1a\x1f.fedsieve.site.v1.EvaluateReply\x12H\n\x06Status\x12\x1f.fedsieve.site.v1.StatusRequest\x1a\x1d.fedsieve.site.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63lient/rpc/site.proto\x12\x10\x66\x65\x64sieve.site.v1\"\x11\n\x0f\x44\x65scribeRequest\"$\n\x0b\x44\x65scription\x12\x15\n\rdeclared_size\x18\x01 \x01(\x04\">\n\x0cTrainRequest\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xb0\x01\n\nTrainReply\x12.\n\x08progress\x18\x01 \x01(\x0b\x32\x1a.fedsieve.site.v1.ProgressH\x00\x12\x10\n\x06update\x18\x02 \x01(\x0cH\x00\x12,\n\x07refusal\x18\x03 \x01(\x0b\x32\x19.fedsieve.site.v1.RefusalH\x00\x12\x11\n\x07\x64\x61maged\x18\x04 \x01(\tH\x00\x12\x16\n\x0cmodel_wanted\x18\x05 \x01(\x08H\x00\x42\x07\n\x05\x65vent\"+\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x66or_good\x18\x02 \x01(\x08\"-\n\x08Progress\x12\x12\n\nsteps_done\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\"A\n\x0f\x45valuateRequest\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x0f\n\rEvaluateReply\"\x0f\n\rStatusRequest\"\xc9\x01\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08training\x18\x02 \x01(\x08\x12\x0b\n\x03run\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\x12,\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.fedsieve.site.v1.Progress\x12\x0f\n\x07\x65ntries\x18\x06 \x01(\x04\x12\x15\n\repsilon_spent\x18\x07 \x01(\x01\x12\x16\n\x0e\x65psilon_budget\x18\x08 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\t \x01(\x01\x32\xb7\x02\n\x04Site\x12L\n\x08\x44\x65scribe\x12!.fedsieve.site.v1.DescribeRequest\x1a\x1d.fedsieve.site.v1.Description\x12G\n\x05Train\x12\x1e.fedsieve.site.v1.TrainRequest\x1a\x1c.fedsieve.site.v1.TrainReply0\x01\x12N\n\x08\x45valuate\x12!.fedsieve.site.v1.EvaluateRequest\x1a\x1f.fedsieve.site.v1.EvaluateReply\x12H\n\x06Status\x12\x1f.fedsieve.site.v1.StatusRequest\x1a\x1d.fedsieve.site.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,17 +39,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAINREQUEST']._serialized_start=100
   _globals['_TRAINREQUEST']._serialized_end=162
   _globals['_TRAINREPLY']._serialized_start=165
-  _globals['_TRAINREPLY']._serialized_end=314
-  _globals['_PROGRESS']._serialized_start=316
-  _globals['_PROGRESS']._serialized_end=361
-  _globals['_EVALUATEREQUEST']._serialized_start=363
-  _globals['_EVALUATEREQUEST']._serialized_end=428
-  _globals['_EVALUATEREPLY']._serialized_start=430
-  _globals['_EVALUATEREPLY']._serialized_end=445
-  _globals['_STATUSREQUEST']._serialized_start=447
-  _globals['_STATUSREQUEST']._serialized_end=462
-  _globals['_STATUSREPLY']._serialized_start=465
-  _globals['_STATUSREPLY']._serialized_end=666
-  _globals['_SITE']._serialized_start=669
-  _globals['_SITE']._serialized_end=980
+  _globals['_TRAINREPLY']._serialized_end=341
+  _globals['_REFUSAL']._serialized_start=343
+  _globals['_REFUSAL']._serialized_end=386
+  _globals['_PROGRESS']._serialized_start=388
+  _globals['_PROGRESS']._serialized_end=433
+  _globals['_EVALUATEREQUEST']._serialized_start=435
+  _globals['_EVALUATEREQUEST']._serialized_end=500
+  _globals['_EVALUATEREPLY']._serialized_start=502
+  _globals['_EVALUATEREPLY']._serialized_end=517
+  _globals['_STATUSREQUEST']._serialized_start=519
+  _globals['_STATUSREQUEST']._serialized_end=534
+  _globals['_STATUSREPLY']._serialized_start=537
+  _globals['_STATUSREPLY']._serialized_end=738
+  _globals['_SITE']._serialized_start=741
+  _globals['_SITE']._serialized_end=1052
 # @@protoc_insertion_point(module_scope)

@@ -35,10 +35,18 @@ class TrainReply(_message.Message):
     MODEL_WANTED_FIELD_NUMBER: _ClassVar[int]
     progress: Progress
     update: bytes
-    refusal: str
+    refusal: Refusal
     damaged: str
     model_wanted: bool
-    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., update: _Optional[bytes] = ..., refusal: _Optional[str] = ..., damaged: _Optional[str] = ..., model_wanted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., update: _Optional[bytes] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., damaged: _Optional[str] = ..., model_wanted: _Optional[bool] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "for_good")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FOR_GOOD_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    for_good: bool
+    def __init__(self, reason: _Optional[str] = ..., for_good: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("steps_done", "steps")

@@ -3,9 +3,10 @@
 ``python -m simulations.benchmarks.bytes [--quick] [--search] [--out FOLDER] [--only WORD ...]``
 
 Every system is a run config, every run an ordinary run folder, every figure from the run logs, which count bytes on
-what is serialised. Dense and sparse systems have recipes (rounds, steps, learning rate, ...) of their own, chosen by
-``--search`` from one list on a seed that is not reported. Bytes are those of all sites and all rounds; savings are
-ratios of measured bytes. A run that is done is not run again, one that was stopped goes on.
+what is serialised. Dense and sparse systems have recipes (rounds, steps, learning rate, ...) of their own from one
+list, chosen by hand, or by ``--search`` on a seed that is not reported: bytes_recipes.toml says which. Bytes are those
+of all sites and all rounds; savings are ratios of measured bytes. A run that is done is not run again, one that was
+stopped goes on.
 """
 
 import argparse

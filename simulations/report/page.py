@@ -127,6 +127,9 @@ def _privacy(runs: Sequence[RunSummary]) -> str:
     return warning + table(["run", *keys], rows, word_columns=1 + len(keys))
 
 
+_SECRET = "this page and the run's log tell which sites were drawn in which round, which the guarantee needs hidden"
+
+
 def _privacy_statement(run: RunSummary) -> dict[str, str]:
     noise = words.NONE if run.noise_multiplier is None else f"{run.noise_multiplier:.4g}"
     spent = f"{words.guarantee(run).removeprefix('at ')}, the largest over the sites, rounded up"
@@ -148,6 +151,7 @@ def _privacy_statement(run: RunSummary) -> dict[str, str]:
     return {
         "Guarantee": f"{spent}; planned epsilon {words.epsilon(run.planned_epsilon)}",
         "Who is protected": protected,
+        **({"Keep secret": _SECRET} if unit == "client" else {}),
         "Unit": f"one {unit}; whoever is behind several of them is protected less",
         "Neighbours": run.neighbours,
         "Accountant": f"{run.accountant}; noise multiplier {noise}",

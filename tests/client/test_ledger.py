@@ -156,7 +156,7 @@ def test_two_processes_cannot_hold_the_same_ledger(path: Path, monkeypatch: pyte
     first = Ledger(path)
     connect = sqlite3.connect
     monkeypatch.setattr(client.ledger.sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0.1}))
-    with pytest.raises(LedgerError, match="locked"):
+    with pytest.raises(LedgerError, match="held by another process"):
         Ledger(path)
     first.close()
     Ledger(path).close()

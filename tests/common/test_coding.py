@@ -177,6 +177,12 @@ def test_calibrated_is_within_half_a_step(values: np.ndarray) -> None:
     assert np.abs(again.values - values).max() <= STEP / 2 + np.abs(values).max() * 2**-24
 
 
+def test_another_grid_than_the_senders_is_noticed() -> None:
+    data = encode(update_of(VALUES), "calibrated", grid_step=STEP * 2)
+    with pytest.raises(WireError, match="on another grid"):
+        reread(data, "calibrated")
+
+
 def test_calibrated_values_that_are_no_numbers_arrive_as_such() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 0.3], np.float32)
     again = reread(encode(update_of(values), "calibrated", grid_step=STEP), "calibrated").values

@@ -27,6 +27,8 @@ def test_round_trip_to_the_bit(round_number: int, rate: float, clip_norm: float,
 def test_mechanism_and_charge_come_from_the_same_numbers() -> None:
     assert small_plan(10, noise_multiplier=1.5, sampling_rate=0.2, steps=7).charge == Charge(1.5, 0.2, 7)
     assert small_plan(10, private=False, noise_multiplier=0.0).charge is None
+    # One record replaces a site's update by another: twice the sensitivity, half the noise.
+    assert small_plan(10, privacy_unit="client", noise_multiplier=1.5).charge == Charge(0.75, 1.0, 1)
 
 
 @pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (1, 0.9), (10, 0.0), (6, 0.5)])
@@ -60,6 +62,9 @@ def test_the_noise_of_a_release_is_what_its_steps_add_up_to(steps: int, momentum
         {"value_coding": "calibrated", "private": False},
         {"index_coding": "bitmap"},
         {"grid": 0.0},
+        {"grid": 1e-9},
+        {"privacy_unit": "person"},
+        {"cohort": 0.0},
         {"model_digest": "xyz"},
         {"model_step": -1.0},
         {"mask_kept": 101},

@@ -175,6 +175,37 @@ def test_an_open_address_needs_keys(tmp_path: Path) -> None:
         Access(address="x:1", ca=tmp_path)
 
 
+def test_an_address_is_served_by_one_daemon_alone(tmp_path: Path) -> None:
+    access = Access(address=f"127.0.0.1:{free_port()}")
+    (tmp_path / "second").mkdir()
+    second = serving(tmp_path / "second", access)
+    with serving(tmp_path, access), pytest.raises(ConfigError, match="another daemon"):
+        second.__enter__()
+
+
+def test_what_waits_when_the_daemon_stops_is_not_charged(tmp_path: Path, access: Access) -> None:
+    failures: list[Exception] = []
+
+    def ask(number: int) -> None:
+        try:
+            RemoteSite(access).train(*request(number, steps=5000, noise_multiplier=100.0))
+        except Exception as error:
+            failures.append(error)
+
+    with serving(tmp_path, access) as ledger:
+        asking = [threading.Thread(target=ask, args=(number,)) for number in (1, 2, 3)]
+        for thread in asking:
+            thread.start()
+        deadline = time.monotonic() + 60
+        while RemoteSite(access).status().progress.steps_done < 5:
+            assert time.monotonic() < deadline, "the training did not begin"
+            time.sleep(0.02)
+        time.sleep(0.2)  # the others are waiting by now
+    for thread in asking:
+        thread.join(30)
+    assert len(failures) == 3 and ledger.length == 1
+
+
 def test_a_daemon_that_is_not_there_is_named(access: Access) -> None:
     with pytest.raises(SiteUnreachable, match="is 'fedsieve site serve' running there"):
         RemoteSite(access).train(*request())

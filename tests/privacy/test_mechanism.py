@@ -12,7 +12,7 @@ from client.clipping.book_keeping import ClippedSum
 from client.dpsgd import train_round
 from client.randomness import OsRandomness, RoundRandomness
 from common.models import FlatModel, build, initial_vector
-from simulations.seeded import SeededRandomness
+from simulations.seeded import GeneratorRandomness, SeededRandomness
 from tests.support import CLASSES, FEATURES, SMALL_MODEL, site_data, small_dataset, small_plan
 
 START = initial_vector(SMALL_MODEL, 3)
@@ -74,6 +74,37 @@ def test_noise_has_the_promised_scale() -> None:
     assert abs(noise.mean()) < 5 * 1.5 / 1000
     fourth = ((noise / 1.5) ** 4).mean()
     assert fourth == pytest.approx(3, abs=0.06)  # Gaussian kurtosis; uniform noise would give 1.8
+
+
+def test_a_release_can_be_any_number_whatever_it_was_before_the_noise() -> None:
+    """Noise in single precision leaves holes in what a sum can be, and the holes tell what was added to."""
+    draws = OsRandomness().for_round("r", 1).standard_normal(100_000)
+    assert draws.dtype == np.float64
+    assert (draws.astype(np.float32) != draws).mean() > 0.99
+
+    class Fixed(GeneratorRandomness):
+        def standard_normal(self, count: int) -> np.ndarray:
+            return draws[:count]
+
+    size, model = START.size, _model(torch.float32)
+    plan = small_plan(size, mask_kept=size, clip_norm=1.0, learning_rate=240.0, steps=1)
+    data = site_data(DATA.train_inputs, DATA.train_targets)
+    moved = train_round(model, data, plan, Fixed(np.random.default_rng(1), np.random.default_rng(1)))
+    model.load(START)
+    total = ClippedSum(model, None, 1.0, 64)(torch.tensor(DATA.train_inputs), torch.tensor(DATA.train_targets)).numpy()
+    once = (total.astype(np.float64) + draws[:size]).astype(np.float32)
+    twice = total + draws[:size].astype(np.float32)
+    assert (once != twice).any()
+    assert np.array_equal(moved, (START - once) - START)
+
+
+def test_draws_are_sums_of_draws_of_their_own() -> None:
+    """The two halves of a chunk come from the same Box-Muller pairs: they must still be independent."""
+    draws = OsRandomness().for_round("r", 1).standard_normal(1 << 16)
+    first, second = draws[: 1 << 15], draws[1 << 15 :]
+    for one, other in ((first, second), (first**2, second**2), (np.abs(first), np.abs(second))):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(first.size)
+    assert ((draws**4).mean()) == pytest.approx(3, abs=0.3)
 
 
 def test_every_step_draws_noise_of_its_own() -> None:

@@ -18,6 +18,7 @@ from tests.support import small_config
 
 def checkpoint() -> Checkpoint:
     return Checkpoint(
+        run_id="abc",
         model=np.arange(5, dtype=np.float32),
         rounds_done=3,
         model_version=2,
