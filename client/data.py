@@ -35,6 +35,11 @@ class SiteData:
         """How many records there really are: private."""
         return int(self.rows.size)
 
+    def example(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return ``count`` made-up records of the shape of this site's, the same every time: they tell nothing."""
+        made_up = np.random.default_rng(0).random((count, *self.inputs.shape[1:]), np.float32)
+        return torch.from_numpy(made_up).to(device), torch.zeros(count, dtype=torch.int64, device=device)
+
     def batch(self, selected: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of the ``selected`` records of this site."""
         rows = self.rows[selected]

@@ -39,7 +39,11 @@ def train_round(
     device = model.vector.device
     _seed_modules(randomness.module_seed(), device)
     by_record = plan.private and plan.privacy_unit == "record"
-    gradient_sum = _clipped_sum(model, kept, plan) if by_record else _PlainSum(model, kept, plan)
+    gradient_sum: Callable[[Tensor, Tensor], Tensor] = _PlainSum(model, kept, plan)
+    if by_record:
+        engine = ClippedSum(model, kept, plan.clip_norm, plan.physical_batch_size)
+        require_agreement(model, engine, *data.example(3, device), kept)
+        gradient_sum = engine
 
     start = model.vector.clone() if kept is None else model.vector.index_select(0, kept)
     velocity = torch.zeros_like(start) if plan.momentum else None
@@ -78,17 +82,6 @@ def _kept_on(model: FlatModel, plan: RoundPlan) -> Tensor | None:
     if plan.mask.kept == plan.mask.size:
         return None
     return torch.tensor(plan.mask.indices(), device=model.vector.device)
-
-
-def _clipped_sum(model: FlatModel, kept: Tensor | None, plan: RoundPlan) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the engine, which tries a model that it has not met before on its first batch."""
-    engine = ClippedSum(model, kept, plan.clip_norm, plan.physical_batch_size)
-
-    def checked(inputs: Tensor, targets: Tensor) -> Tensor:
-        require_agreement(model, engine, inputs, targets, kept)
-        return engine(inputs, targets)
-
-    return checked
 
 
 class _PlainSum:

@@ -15,9 +15,11 @@ from client.policy import SitePolicy
 from client.randomness import OsRandomness, Randomness
 from common import broadcast, coding, models
 from common.coding import SparseUpdate, Values
-from common.errors import ConfigError, PlanRefused
+from common.errors import ConfigError, DatasetError, ModelError, PlanRefused
 from common.plan import RoundPlan
 from common.signing import is_signed_by
+
+_LEAST_STEP = 1e-30
 
 
 class Workbench:
@@ -109,6 +111,27 @@ class Site:
         """The number of records that this site makes public."""
         return self._data.declared_size
 
+    def require_fit(self, name: str) -> None:
+        """Raise ModelError or DatasetError unless the model of that name can be trained on this site's records.
+
+        For the site's operator, before anything is served: in a round, a record that the model cannot take would end
+        the training, and that it did would tell of the record.
+        """
+        model = self._workbench.model(name)
+        inputs, _ = self._data.example(2, model.vector.device)
+        try:
+            outputs = model.module(models.channels_last(inputs))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ModelError(f"{name} does not take records of shape {tuple(inputs.shape[1:])}: {error}") from error
+        if hasattr(model.module, "loss"):  # its targets are its own
+            return
+        targets = self._data.targets[self._data.rows]
+        if targets.size and not 0 <= targets.min() <= targets.max() < outputs.shape[1]:
+            raise DatasetError(
+                f"expected classes 0 to {outputs.shape[1] - 1}, which {name} tells apart, got {targets.min()} to "
+                f"{targets.max()}: correct the targets"
+            )
+
     def train(
         self,
         plan_bytes: bytes,
@@ -178,6 +201,12 @@ class Site:
 
     def _loaded(self, plan: RoundPlan, model_bytes: bytes) -> models.FlatModel:
         model = self._workbench.model(plan.model)
+        step = plan.grid_step(self.declared_size)
+        if plan.private and not _LEAST_STEP <= step <= 1 / _LEAST_STEP:
+            raise PlanRefused(
+                f"expected a learning rate, noise and grid whose released values have steps of {_LEAST_STEP:g} to "
+                f"{1 / _LEAST_STEP:g}, got {step:g}: single precision cannot carry them"
+            )
         if model.size != plan.mask.size:
             raise PlanRefused(f"plan speaks of {plan.mask.size} parameters, but {plan.model} has {model.size} here")
         model.load(self._workbench.shelf.received(plan, model_bytes))

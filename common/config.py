@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from common.accounting import AccountantName, PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
+from common.plan import LEAST_CLIP_NORM, LEAST_GRID
 from common.schedule import DensitySchedule, ScheduleKind
 
 ServerOptimizerName = Literal["sgd", "momentum", "adam"]
@@ -93,15 +94,15 @@ class RunConfig:
             check(getattr(self, name) >= 0, name, "0 or more")
         for name in (
             "epsilon",
-            "clip_norm",
             "learning_rate",
             "server_learning_rate",
             "round_deadline",
-            "grid",
             "downlink_grid",
         ):
             value = getattr(self, name)
             check(value > 0 and math.isfinite(value), name, "a finite number above 0")
+        for name, least in (("clip_norm", LEAST_CLIP_NORM), ("grid", LEAST_GRID)):
+            check(least <= getattr(self, name) < math.inf, name, f"a finite number of at least {least:g}")
         check(self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "0 or more")
         check(0 < self.delta < 1, "delta", "0 < delta < 1")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling-rate <= 1")

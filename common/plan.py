@@ -13,7 +13,8 @@ from common.mask import MaskSpec
 
 _VERSION = 1
 _MAX_BYTES = 4096
-_LEAST_GRID = 2.0**-6
+LEAST_GRID = 2.0**-6
+LEAST_CLIP_NORM = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +61,14 @@ class RoundPlan:
 
         check(0 < len(self.run) <= 200, "run", "a run name of 1 to 200 characters")
         check(0 < len(self.model) <= 200, "model", "a model name of 1 to 200 characters")
-        check(self.round >= 1, "round", "round >= 1")
-        check(self.model_version >= 0, "model_version", "model_version >= 0")
+        check(1 <= self.round < 2**32, "round", "1 <= round < 2^32")
+        check(0 <= self.model_version < 2**32, "model_version", "0 <= model_version < 2^32")
         check(self.steps >= 1, "steps", "steps >= 1")
         check(self.privacy_unit in get_args(PrivacyUnit), "privacy_unit", f"one of {get_args(PrivacyUnit)}")
         check(0 < self.cohort < math.inf, "cohort", "a finite cohort > 0")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling_rate <= 1")
-        check(0 < self.clip_norm < math.inf, "clip_norm", "a finite clip_norm > 0")
+        # Squares of numbers far below this are lost in single precision, and with them the norms that are clipped.
+        check(LEAST_CLIP_NORM <= self.clip_norm < math.inf, "clip_norm", f"a finite clip_norm >= {LEAST_CLIP_NORM:g}")
         check(
             self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "finite and >= 0"
         )
@@ -78,7 +80,7 @@ class RoundPlan:
         check(self.private or self.value_coding != "calibrated", "value_coding", "calibrated in a private plan only")
         check(self.index_coding in get_args(IndexCoding), "index_coding", f"one of {get_args(IndexCoding)}")
         # A grid far finer than the noise would show in which order floats were added: see common.randomness.
-        check(_LEAST_GRID <= self.grid < math.inf, "grid", f"a finite grid of at least {_LEAST_GRID:g}")
+        check(LEAST_GRID <= self.grid < math.inf, "grid", f"a finite grid of at least {LEAST_GRID:g}")
         check(re.fullmatch("[0-9a-f]{16}", self.model_digest) is not None, "model_digest", "16 hexadecimal digits")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
         _ = self.mask  # its own checks

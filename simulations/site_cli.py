@@ -93,12 +93,13 @@ def _serve(options: argparse.Namespace) -> int:
     count = len(dataset.train_targets)
     data = SiteData(dataset.train_inputs, dataset.train_targets, np.arange(count), options.declared_size or count)
     workbench = Workbench(options.device)
-    for model in policy.models:
-        workbench.model(model)  # wrong names show at the start, and the first round finds its model warm
     keep_freed_memory()
     ledger = Ledger(options.ledger)
     guard = Guard(policy, ledger)
-    daemon = Daemon(Site(data, OsRandomness(), workbench, guard), guard, access, options.threads)
+    site = Site(data, OsRandomness(), workbench, guard)
+    for model in policy.models:
+        site.require_fit(model)  # wrong names and records show at the start, and the first round finds its model warm
+    daemon = Daemon(site, guard, access, options.threads)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

@@ -1,7 +1,7 @@
 """Before a model is trusted to the engine: does the engine agree with plain autograd on it?
 
 Layers can do what no rule foresees: use a weight outside its layer, or mix the records of a batch. Either would break
-the promise silently, so every model is tried once, on the first batch that it meets.
+the promise silently, so every model is tried once, on made-up records: what comes of it tells nothing of a site's.
 """
 
 import weakref
@@ -14,7 +14,6 @@ from common.errors import ModelError
 from common.models import FlatModel
 
 _TOLERANCE = 1e-3  # relative; single precision in another order of summation stays far below it
-_RECORDS = 3
 
 _trusted: "weakref.WeakSet[FlatModel]" = weakref.WeakSet()
 
@@ -24,24 +23,25 @@ def require_agreement(
 ) -> None:
     """Raise ModelError unless the engine's sums and norms on a few records are those of plain autograd.
 
-    On up to three records, the engine's sum must be the gradient of their summed loss, and the gradient of each,
-    computed alone, must have the norm that the engine finds for it among the others.
+    The engine's sum must be the gradient of the records' summed loss, and the gradient of each, computed alone, must
+    have the norm that the engine finds for it among the others. Where any of these is not finite nothing can be said:
+    the model is tried again when it has other parameters.
     """
-    if model in _trusted or not len(inputs):
+    if model in _trusted:
         return
-    inputs, targets = inputs[:_RECORDS], targets[:_RECORDS]
     # What is drawn here must not shift what the round draws: the check happens once per process.
     with torch.random.fork_rng(devices=[]), _without_dropout(model.module):
         everything = slice(None) if kept is None else kept
         one_by_one = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
         alone = torch.stack([model.gradient(*record)[everything] for record in one_by_one])  # (records, kept)
         together = model.gradient(inputs, targets)[everything]
-        if not alone.isfinite().all():
-            return  # a later batch will do
         contributions = engine.contributions(inputs, targets)
         total = torch.zeros_like(model.vector)
         engine.add_weighted(total, contributions, torch.ones(len(inputs), dtype=total.dtype, device=total.device))
         total = engine.on_mask(total)
+    norms = squared_norms(contributions).sqrt()
+    if not all(bool(part.isfinite().all()) for part in (alone, together, total, norms)):
+        return
     scale = alone.norm(dim=1).sum() + together.norm()
     if (total - together).norm() > _TOLERANCE * scale:
         worst = _worst_parameter(model, total - together, kept)
@@ -49,7 +49,6 @@ def require_agreement(
             f"the gradient by parameter {worst!r} is not the sum of its layer's: the model uses it in a way that "
             "cannot be clipped record by record (outside its layer, or through another parameter); see docs/engine.md"
         )
-    norms = squared_norms(contributions).sqrt()
     if (norms - alone.norm(dim=1)).abs().max() > _TOLERANCE * scale:
         raise ModelError(
             "a record's gradient depends on the other records of its batch, so that clipping it would protect nobody: "

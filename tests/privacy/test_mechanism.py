@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from client.clipping.book_keeping import ClippedSum
@@ -52,6 +52,64 @@ def test_one_record_changes_the_sum_by_at_most_the_clip_norm(record: list[float]
 @given(RECORDS, st.integers(0, CLASSES - 1), st.integers(0, 12))
 def test_single_precision_adds_rounding_and_nothing_else(record: list[float], target: int, others: int) -> None:
     assert change_by(record, target, others, torch.float32) <= 1 + 1e-5
+
+
+class _Extreme(torch.nn.Module):
+    """Three layers whose scales a server can set as it likes: what one makes tiny another makes large again.
+
+    ``positions`` 1 or 2: where there are two, norms of the middle layer come from products of positions, and cancel.
+    """
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(FEATURES, 6)
+        self.middle = torch.nn.Linear(6, 6)
+        self.last = torch.nn.Linear(6, CLASSES)
+        self._positions = positions
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(inputs))
+        if self._positions == 1:
+            return self.last(torch.relu(self.middle(hidden)))
+        first, second = self.middle(torch.stack([hidden, hidden * 1.000001], dim=1)).unbind(1)
+        return self.last(first - second)
+
+
+SCALES = st.sampled_from([1e-30, 1e-23, 1e-22, 1e-19, 1e-10, 1e-3, 1.0, 1e3, 1e10, 2e18, 1e19])
+# Two that broke the clip before norms made up for what rounding loses.
+VANISHING, CANCELLING = (2e18, 1.0, 1e-22), (1.0, 1.0, 1e6)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.tuples(SCALES, SCALES, SCALES),
+    st.sampled_from([1e-6, 1e-3, 0.25, 1e3]),
+    st.integers(0, 50),
+    st.sampled_from(["first", "middle", "last", ""]),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+)
+@example(VANISHING, 1e-6, 3, "middle", False, 1)
+@example(VANISHING, 1e-6, 3, "middle", True, 1)
+@example(CANCELLING, 1e-3, 3, "middle", False, 2)
+def test_no_model_that_a_server_sends_makes_a_record_pass_the_clip(
+    scales: tuple[float, float, float], clip_norm: float, record: int, layer: str, masked: bool, positions: int
+) -> None:
+    """In single precision, as sites train: there squares of small numbers vanish, and the clip must hold."""
+    torch.manual_seed(record)
+    module = _Extreme(positions)
+    with torch.no_grad():
+        for part, scale in zip(module.children(), scales, strict=True):
+            part.weight.mul_(scale)
+            part.bias.zero_()
+    model = FlatModel(module)
+    flags = torch.zeros(model.size, dtype=torch.bool)
+    for name, view in model.named_views(flags).items():
+        view.fill_(name.startswith(layer))
+    kept = flags.nonzero().squeeze(1)[1 if masked else 0 :]
+    inputs, targets = torch.tensor(DATA.train_inputs[[record]]), torch.tensor(DATA.train_targets[[record]])
+    change = ClippedSum(model, kept, clip_norm, 8)(inputs, targets)
+    assert change.double().norm().item() <= clip_norm * (1 + 1e-5)
 
 
 def noise_of(noise_multiplier: float, steps: int = 1) -> np.ndarray:
