@@ -1,9 +1,9 @@
 """The privacy ledger: what a site has spent, durable before anything is released.
 
 One SQLite file that the site's operator owns. An entry is one charge: who asked, in which run and round, for how many
-noisy steps. Entries form a hash chain, and a small file beside the ledger (``NAME.head``) remembers how far it went, so
-that an entry that was changed or taken out is noticed. The release that a charge paid for is kept: whoever asks for the
-same round again gets the same bytes, never a second draw.
+noisy steps. The release that a charge paid for is kept: whoever asks for the same round again gets the same bytes, and
+never a second draw. Entries form a hash chain, and so do releases, in the order in which they were kept; a small file
+beside the ledger (``NAME.head``) remembers how far both went, so that one that was changed or taken out is noticed.
 
 The file never knows less than the world: an entry is on the disk before its release exists. A crash in between leaves a
 charge without a release; the same round can then be carried out under that charge.
@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from client.chain import Chain, Head, release_hash, remember
 from common.accounting import Charge, History, merged
 from common.errors import AccountingError, LedgerError
-from common.files import write_durably
 from common.plan import RoundPlan
 
 # Each runs once, in order; the number of those that ran is the file's user_version. Never change one: add one.
@@ -40,12 +40,14 @@ _MIGRATIONS = (
         UNIQUE (server, run, round)
     );
     CREATE TABLE releases (
-        number INTEGER PRIMARY KEY REFERENCES entries (number),
+        place INTEGER PRIMARY KEY,
+        number INTEGER NOT NULL UNIQUE REFERENCES entries (number),
+        digest TEXT NOT NULL,
+        hash TEXT NOT NULL,
         data BLOB NOT NULL
     );
     """,
 )
-_CHAIN_START = "fedsieve/ledger/1"
 _WAY_OUT = "restore the ledger and its .head file from a backup; without one, what was spent is not known"
 
 
@@ -115,13 +117,13 @@ class Ledger:
                 raise LedgerError(f"{existing} exists already: a site's ledger is never begun anew")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        _remember(head, 0, _CHAIN_START)
+        remember(head, Head())
         return cls(path)
 
     @property
     def length(self) -> int:
         """How many charges there are."""
-        return self._length
+        return self._known.entries
 
     @property
     def history(self) -> History:
@@ -138,8 +140,12 @@ class Ledger:
 
     def release_of(self, entry: Entry) -> bytes | None:
         """Return the release that a charge paid for, if it came to be."""
-        row = self._execute("SELECT data FROM releases WHERE number = ?", (entry.number,)).fetchone()
-        return None if row is None else bytes(row[0])
+        row = self._execute("SELECT data, digest FROM releases WHERE number = ?", (entry.number,)).fetchone()
+        if row is None:
+            return None
+        if not isinstance(row[0], bytes) or hashlib.sha256(row[0]).hexdigest() != row[1]:
+            raise LedgerError(f"the release of entry {entry.number} of {self._path} was changed: {_WAY_OUT}")
+        return row[0]
 
     def charge(self, plan: RoundPlan, plan_bytes: bytes, server: str) -> Entry:
         """Write down what ``plan`` costs; when this returns, it is on the disk."""
@@ -147,7 +153,7 @@ class Ledger:
         if charge is None:
             raise LedgerError(f"run {plan.run!r} asks for round {plan.round} without privacy: nothing can be charged")
         with self._transaction():
-            number, previous = self._last()
+            number, previous = self._known.entries, self._known.entries_hash
             digest = hashlib.sha256(plan_bytes).hexdigest()
             entry = Entry(number + 1, time.time(), server, plan.run, plan.round, charge, digest, hash="")
             entry = replace(entry, hash=entry.expected_hash(previous))
@@ -166,14 +172,19 @@ class Ledger:
                     entry.hash,
                 ),
             )
-        self._history, self._length = merged((*self._history, charge)), entry.number
-        _remember(self._head, entry.number, entry.hash)
+        self._history = merged((*self._history, charge))
+        self._remember(replace(self._known, entries=entry.number, entries_hash=entry.hash))
         return entry
 
     def keep(self, entry: Entry, release: bytes) -> None:
         """Keep the release of a charge; when this returns, it is on the disk and may leave the site."""
+        digest, place = hashlib.sha256(release).hexdigest(), self._known.releases + 1
+        chained = release_hash(self._known.releases_hash, place, entry.number, digest)
         with self._transaction():
-            self._execute("INSERT INTO releases VALUES (?, ?)", (entry.number, release))
+            self._execute(
+                "INSERT INTO releases VALUES (?, ?, ?, ?, ?)", (place, entry.number, digest, chained, release)
+            )
+        self._remember(replace(self._known, releases=place, releases_hash=chained))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -196,31 +207,40 @@ class Ledger:
         (finding,) = self._execute("PRAGMA integrity_check").fetchone()
         if finding != "ok":
             raise LedgerError(f"{self._path} is damaged ({finding}): {_WAY_OUT}")
+        known = self._read_head()
+        entries, charges = Chain("entry", known.entries, known.entries_hash), []
+        for entry in self._entries():
+            entries.add(entry.number, entry.hash, entry.expected_hash(entries.hash))
+            charges.append(entry.charge)
+        releases = Chain("release", known.releases, known.releases_hash)
+        for place, number, digest, chained in self._execute(
+            "SELECT place, number, digest, hash FROM releases ORDER BY place"
+        ):
+            releases.add(place, chained, release_hash(releases.hash, place, number, digest))
         try:
-            head = json.loads(self._head.read_text())
-            known, known_hash = int(head["entries"]), str(head["hash"])
+            entries.require_head()
+            releases.require_head()
+        except ValueError as error:
+            raise LedgerError(f"{self._path}: {error}; {_WAY_OUT}") from error
+        # What is more than the head knew of was written right before a crash.
+        self._known = known
+        now = Head(entries.length, entries.hash, releases.length, releases.hash)
+        if now != known:
+            self._remember(now)
+        return merged(charges)
+
+    def _read_head(self) -> Head:
+        try:
+            raw = json.loads(self._head.read_text())
+            return Head(int(raw["entries"]), str(raw["hash"]), int(raw["releases"]), str(raw["releases_hash"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LedgerError(
                 f"cannot read {self._head}, which says how long the ledger is ({error}): {_WAY_OUT}"
             ) from error
-        previous, count, charges = _CHAIN_START, 0, []
-        found_head = known == 0 and known_hash == _CHAIN_START
-        for count, entry in enumerate(self._entries(), start=1):
-            if entry.number != count or entry.hash != entry.expected_hash(previous):
-                raise LedgerError(f"entry {count} of {self._path} was changed, or one before it taken out: {_WAY_OUT}")
-            previous = entry.hash
-            found_head = found_head or (count == known and previous == known_hash)
-            charges.append(entry.charge)
-        if not found_head:
-            raise LedgerError(f"{self._path} has {count} entries but had {known}: it was cut or replaced; {_WAY_OUT}")
-        self._length = count
-        if count > known:  # the last crash came between the entry and the head
-            _remember(self._head, count, previous)
-        return merged(charges)
 
-    def _last(self) -> tuple[int, str]:
-        row = self._execute("SELECT number, hash FROM entries ORDER BY number DESC LIMIT 1").fetchone()
-        return (0, _CHAIN_START) if row is None else (int(row[0]), str(row[1]))
+    def _remember(self, head: Head) -> None:
+        remember(self._head, head)
+        self._known = head
 
     def _entries(self, where: str = "", parameters: tuple[object, ...] = ()) -> Iterator[Entry]:
         columns = "number, time, server, run, round, noise_multiplier, sampling_rate, steps, plan, hash"
@@ -250,10 +270,3 @@ class Ledger:
             if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise self._in_use() from error
             raise LedgerError(f"the ledger {self._path} cannot be read or written: {error}") from error
-
-
-def _remember(head: Path, entries: int, digest: str) -> None:
-    try:
-        write_durably(head, json.dumps({"entries": entries, "hash": digest}).encode())
-    except OSError as error:
-        raise LedgerError(f"cannot write {head}: {error}; nothing was released") from error

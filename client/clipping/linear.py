@@ -99,7 +99,7 @@ def _lost_to_rounding(inputs: Tensor, gradients: Tensor, *, cancelling: bool = F
     """
     numbers = torch.finfo(inputs.dtype)
     squares = [torch.linalg.vector_norm(t.flatten(1), dim=1).square_() for t in (inputs, gradients)]
-    lost = (1 + squares[0] + squares[1]).mul_(4 * numbers.tiny * inputs.shape[-1] * gradients.shape[-1])
+    lost: Tensor = (1 + squares[0] + squares[1]).mul_(4 * numbers.tiny * inputs.shape[-1] * gradients.shape[-1])
     return lost.add_(squares[0].mul_(squares[1]), alpha=4 * numbers.eps) if cancelling else lost
 
 

@@ -374,7 +374,7 @@ def tied() -> nn.Module:
         (lambda: Functional(call_too=False), "vectors", 5, "'linear' was not called in the forward pass"),
         (lambda: Functional(call_too=True), "vectors", 5, "parameter 'linear.weight' is not the sum of its layer's"),
         (Centred, "vectors", 5, "depends on the other records"),
-        (SequenceFirst, "tokens", 5, "'linear' expected an input whose dimension 0 is the 3 records"),
+        (SequenceFirst, "tokens", 5, "'linear' expected an input whose dimension 0 is the 5 records"),
         (lambda: ChangedInput(late=False), "vectors", 5, "changes a layer's output in place"),
     ],
 )

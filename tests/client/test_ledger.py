@@ -98,18 +98,21 @@ def rehash_last(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (tamper("UPDATE entries SET noise_multiplier = 99 WHERE number = 2"), "entry 2 .* was changed"),
-        (tamper("UPDATE entries SET steps = 1 WHERE number = 3"), "entry 3 .* was changed"),
+        (tamper("UPDATE entries SET noise_multiplier = 99 WHERE number = 2"), "entry 2 was changed"),
+        (tamper("UPDATE entries SET steps = 1 WHERE number = 3"), "entry 3 was changed"),
         (tamper("UPDATE entries SET sampling_rate = 0 WHERE number = 1"), "entry 1 .* was changed"),
-        (tamper("DELETE FROM entries WHERE number = 2"), "entry 2 .* was changed, or one before it taken out"),
-        (tamper("DELETE FROM entries WHERE number = 3"), "has 2 entries but had 3"),
-        (tamper("DELETE FROM entries"), "has 0 entries but had 3"),
-        (rehash_last, "has 3 entries but had 3: it was cut or replaced"),
+        (tamper("DELETE FROM entries WHERE number = 2"), "entry 2 was changed, or one before it taken out"),
+        (tamper("DELETE FROM entries WHERE number = 3"), "is 2 long but was 3"),
+        (tamper("DELETE FROM entries"), "is 0 long but was 3"),
+        (rehash_last, "is 3 long but was 3: it was cut or replaced"),
+        (tamper("DELETE FROM releases WHERE number = 3"), "each release is 2 long but was 3"),
+        (tamper("DELETE FROM releases WHERE number = 1"), "release 1 was changed, or one before it taken out"),
+        (tamper("UPDATE releases SET digest = 'other' WHERE number = 2"), "release 2 was changed"),
         (tamper("PRAGMA user_version = 99"), "newer Fedsieve"),
         (tamper("DROP TABLE entries"), "cannot be read or written"),
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), "ledger"),
         (lambda path: path.write_bytes(b"not a database" * 500), "cannot be read or written|cannot use"),
-        (lambda path: path.write_bytes(b""), "has 0 entries but had 3"),
+        (lambda path: path.write_bytes(b""), "is 0 long but was 3"),
         (lambda path: path.with_name("ledger.db.head").unlink(), "cannot read .*head"),
         (lambda path: path.with_name("ledger.db.head").write_text("{}"), "cannot read .*head"),
     ],
@@ -120,6 +123,26 @@ def test_a_damaged_ledger_is_refused_with_the_way_out(path: Path, change: Callab
     with pytest.raises(LedgerError, match=message) as caught:
         Ledger(path)
     assert any(word in str(caught.value) for word in ("backup", "update Fedsieve", "cannot be read"))
+
+
+def test_a_release_that_was_changed_is_not_released_again(path: Path) -> None:
+    filled(path)
+    tamper("UPDATE releases SET data = 'other' WHERE number = 2")(path)
+    ledger = Ledger(path)
+    first, second, _ = ledger.entries()
+    assert ledger.release_of(first) == b"release 1"
+    with pytest.raises(LedgerError, match=r"release of entry 2 .* was changed"):
+        ledger.release_of(second)
+
+
+def test_releases_may_be_kept_in_another_order_than_their_charges(path: Path) -> None:
+    ledger = Ledger.create(path)
+    first, second = charge(ledger, 1), charge(ledger, 2)
+    ledger.keep(second, b"second")
+    ledger.keep(first, b"first")
+    ledger.close()
+    ledger = Ledger(path)
+    assert [ledger.release_of(entry) for entry in ledger.entries()] == [b"first", b"second"]
 
 
 def test_a_crash_between_the_entry_and_the_head_is_healed(path: Path) -> None:
