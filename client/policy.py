@@ -20,6 +20,8 @@ class SitePolicy:
 
     ``epsilon`` and ``delta`` are the budget of a record over everything that the ledger has ever seen. ``server_key``
     is the public key whose plans are obeyed; empty obeys unsigned plans, which anyone who reaches the site can write.
+    ``max_rounds`` counts the rounds of all runs together. ``value_codings`` other than ``calibrated`` send digits far
+    below the noise, where floating point can tell more than the noise hides.
     ``privacy_units`` with ``client`` trusts the server to add the noise: what leaves the site then has none.
     """
 
@@ -33,7 +35,7 @@ class SitePolicy:
     max_rounds: int = 100_000
     models: tuple[str, ...] = field(default=())
     privacy_units: tuple[str, ...] = ("record",)
-    value_codings: tuple[str, ...] = get_args(ValueCoding)
+    value_codings: tuple[str, ...] = ("calibrated",)
     index_codings: tuple[str, ...] = get_args(IndexCoding)
     server_key: str = ""
 
@@ -89,8 +91,10 @@ class SitePolicy:
             allowed = ", ".join(self.models)
             raise PlanRefused(f"the plan's model {plan.model!r} is outside this site's policy: models are {allowed}")
 
-    def check(self, plan: RoundPlan, history: History) -> None:
+    def check(self, plan: RoundPlan, history: History, rounds: int = 0) -> None:
         """Raise PlanRefused, with the reason, unless this site may carry out ``plan`` after ``history``.
+
+        ``rounds`` is how many rounds, of any run, were charged so far.
 
         The budget is checked with the plan's own charge added: a plan that would pass it is refused as a whole.
         """
@@ -113,7 +117,7 @@ class SitePolicy:
         rate = self.max_sampling_rate
         require(plan.sampling_rate <= rate, f"sampling rate {plan.sampling_rate:g}", f"at most {rate:g}")
         require(plan.steps <= self.max_steps_per_round, f"{plan.steps} steps", f"at most {self.max_steps_per_round}")
-        require(plan.round <= self.max_rounds, f"round {plan.round}", f"at most {self.max_rounds}")
+        require(rounds < self.max_rounds, f"round {plan.round}", f"at most {self.max_rounds} rounds over all runs")
         codings = ", ".join(self.value_codings)
         require(plan.value_coding in self.value_codings, f"value coding {plan.value_coding}", f"one of {codings}")
         codings = ", ".join(self.index_codings)

@@ -156,7 +156,7 @@ class Site:
         self._require_own_server(plan_bytes, signature)
         entry = ledger.find(policy.server_key, plan.run, plan.round)
         if entry is None:
-            policy.check(plan, ledger.history)
+            policy.check(plan, ledger.history, ledger.length)
             model = self._loaded(plan, model_bytes)  # whatever is wrong with it must show before the charge
             entry = ledger.charge(plan, plan_bytes, policy.server_key)
         elif entry.plan != hashlib.sha256(plan_bytes).hexdigest():

@@ -35,11 +35,11 @@ class Rejection:
 def admit(reply: Message, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
     """Check a reply of a site that declared a size against the plan that it answers."""
     if reply.has_error():
-        return Rejection(f"the site failed: {_first_line(reply.error.reason or 'no reason given')}")
+        return Rejection(f"the site failed: {_last_line(reply.error.reason or 'no reason given')}")
     try:
         answer = parse_answer(reply.content)
         if isinstance(answer, Refusal):
-            return Rejection(f"refused: {_first_line(answer.reason)}", spent=False, for_good=answer.for_good)
+            return Rejection(f"refused: {_last_line(answer.reason)}", spent=False, for_good=answer.for_good)
         if isinstance(answer, ModelWanted):  # it was given the whole model and asks for it once more
             return Rejection("the site asked for the whole model twice", spent=False)
         return _admit_update(answer.update, plan, declared_size)
@@ -87,5 +87,6 @@ def _admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedU
     return AdmittedUpdate(update.values, coding.parts_of(data))
 
 
-def _first_line(text: str) -> str:
+def _last_line(text: str) -> str:
+    """Return the end of a report: that of a traceback says what was wrong."""
     return (text.strip().splitlines() or [""])[-1][:300]

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from common import datasets, models
-from common.accounting import Charge, calibrate_noise_multiplier, epsilon_of, neighbours_of
+from common.accounting import Charge, PrivacyUnit, calibrate_noise_multiplier, epsilon_of, neighbours_of
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import ConfigError, ModelError
@@ -41,7 +41,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says."""
-    run(grid, RunConfig.parse(_plain(context.run_config)), (_tell_flower,))
+    config = RunConfig.parse(_plain(context.run_config))
+    run(grid, config, (lambda event: _tell_flower(event, config.privacy_unit),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class RunResult:
     uplink_saving: float
     total_saving: float
     seconds: float
+    rounds_counted: int
 
 
 def run(
@@ -85,6 +87,7 @@ def run(
         )
         if config.resume:
             initial = _restore(state, Checkpoint.load(folder.checkpoint), initial, log)
+            _ask_again_if_needed(state, config, members)
             so_far = state.traffic.uplink
             log.write(
                 "resume",
@@ -124,10 +127,11 @@ def run(
         log.close()
 
 
-def _tell_flower(event: Event) -> None:
+def _tell_flower(event: Event, unit: PrivacyUnit) -> None:
     """Put the run's progress into Flower's own log, where ``flwr run --stream`` and ``flwr log`` show it."""
     if event["event"] == "round":
-        privacy = "NOT PRIVATE" if event["epsilon"] is None else f"epsilon {event['epsilon']:.3f}"
+        spent = event["epsilon"]
+        privacy = "NOT PRIVATE" if spent is None else f"epsilon {spent:.3f} per {unit} ({neighbours_of(unit)})"
         accuracy = "-" if event["accuracy"] is None else f"{event['accuracy']:.2%}"
         uplink = PartBytes(**event["uplink"]).total
         flower_log(INFO, "round %d: accuracy %s, %s, uplink %d bytes", event["round"], accuracy, privacy, uplink)
@@ -214,9 +218,18 @@ def _restore(state: ServerState, checkpoint: Checkpoint, initial: Values, log: R
         holder.state.update({name: checkpoint.optimizer[name] for name in holder.state})
     state.privacy.restore(checkpoint.privacy)
     state.traffic = Traffic.from_json(initial.size, checkpoint.traffic)
-    # Whoever dropped out is asked again: a resumed run is an occasion to raise a budget.
-    state.counts = {int(site): replace(SiteCounts(*counts), dropped="") for site, counts in checkpoint.counts.items()}
+    state.counts = {int(site): SiteCounts(*counts) for site, counts in checkpoint.counts.items()}
     return checkpoint.model
+
+
+def _ask_again_if_needed(state: ServerState, config: RunConfig, members: list[Member]) -> None:
+    """Ask sites again that had refused the rest of the run, where it could not go on without them.
+
+    To resume such a run is an occasion to raise a budget; any other run goes on as if it had not been stopped.
+    """
+    remaining = [member for member in members if not state.counts.get(member.site, SiteCounts()).dropped]
+    if len(remaining) < config.min_cohort:
+        state.counts = {site: replace(counts, dropped="") for site, counts in state.counts.items()}
 
 
 def _arrays(state: ServerState) -> dict[str, NDArray[np.float32]]:
@@ -309,6 +322,7 @@ def _finish(
         uplink_saving=state.traffic.uplink_saving,
         total_saving=state.traffic.total_saving,
         seconds=state.seconds,
+        rounds_counted=state.model_version,
     )
 
 

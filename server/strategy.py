@@ -110,7 +110,8 @@ class SparseDpStrategy(Strategy):
 
     def summary(self) -> None:
         """Log what the run is, in one line."""
-        privacy = f"epsilon {self._config.epsilon:g}" if self._config.private else "NOT PRIVATE"
+        config = self._config
+        privacy = f"epsilon {config.epsilon:g} per {config.privacy_unit}" if config.private else "NOT PRIVATE"
         log(INFO, "fedsieve: %s, %d sites, %s", self._run_name, len(self._members), privacy)
 
     def plan(self, round_number: int) -> RoundPlan:
@@ -195,7 +196,10 @@ class SparseDpStrategy(Strategy):
                 yield reply
         left = deadline - time.monotonic()
         # With hardly any time left a site would train, and be charged, for an answer that comes too late.
-        if lost and left > _LEAST_SHARE * self._config.round_deadline:
+        if left <= _LEAST_SHARE * self._config.round_deadline:
+            for member in lost:
+                current.rejections[member.site] = Rejection("wanted the whole model too late in the round", spent=False)
+        elif lost:
             yield from grid.send_and_receive(self._address(current, lost, left, again=True), timeout=left)
 
     def aggregate_train(
@@ -245,7 +249,8 @@ class SparseDpStrategy(Strategy):
             parts = verdict.parts + PartBytes(framing=total - verdict.parts.total)
         else:
             parts = PartBytes(framing=total)
-        self._state.traffic.received(member.site, parts)
+        counts = isinstance(verdict, AdmittedUpdate) and member.site not in current.admitted
+        self._state.traffic.received(member.site, parts, update=counts)
         if member.site in current.admitted:
             current.rejections[member.site] = Rejection("a second reply to the same round")
         elif isinstance(verdict, Rejection):

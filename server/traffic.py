@@ -57,7 +57,10 @@ class Traffic:
             traffic.downlink += parts
 
     def received(self, site: int, parts: PartBytes, *, update: bool = True) -> None:
-        """Count a message from a site, admitted or not: it has travelled; ``update``: it stood for one."""
+        """Count a message from a site, admitted or not: it has travelled.
+
+        ``update``: it brought one that counts; whatever else came is a cost and no saving.
+        """
         for direction in (self.uplink, self.round_uplink):
             direction.add(parts, 4 * self.size if update else 0)
         for traffic in self._of(site):

@@ -15,7 +15,7 @@ Run a federated simulation on this machine and write its folder: run.jsonl, conf
 examples:
   fedsieve simulate                                 what 'make demo' runs
   fedsieve simulate --final-density 1               dense DP-SGD, for comparison
-  fedsieve simulate --no-dp --final-density 1       plain FedAvg: NOT private
+  fedsieve simulate --no-dp --final-density 1 --set learning-rate=0.1      plain FedAvg: NOT private
   fedsieve simulate --sites 100 --cohort 20 --partition dirichlet:0.5 --epsilon 3
   fedsieve simulate --model my_package.models:net --dataset my_data.npz
   fedsieve simulate --set learning-rate=2 --set server-optimizer=momentum
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     data = commands.add_parser("data", help="get data sets").add_subparsers(required=True, metavar="COMMAND")
     get = data.add_parser("get", help="download a data set into the cache folder, with its SHA-256 checked")
-    get.add_argument("dataset", help="fashion-mnist")
+    get.add_argument("dataset", help="fashion-mnist, or fashion-mnist-12k (which ships here)")
     get.add_argument("--source", metavar="URL|FOLDER", help="take the files from here instead of the data set's home")
     get.set_defaults(run=_data_get)
     site_cli.add_site(commands)
@@ -130,7 +130,7 @@ def _simulate(options: argparse.Namespace) -> int:
             return 130
     report = write_report([result.folder], result.folder / "report.html")
     display.finished(result, report)
-    return 0
+    return 0 if result.rounds_counted else 1
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -72,14 +73,15 @@ class RunDisplay:
         )
         parts.append(f"up {words.in_bytes(self._uplink)}, saving {self._dense / max(1, self._uplink):.1f}x")
         line = ", ".join(parts)
-        self._progress.update(self._task, completed=event["round"], description=line)
+        bits = f"{words.bits(event['bits_per_value'])} a value, {words.bits(event['bits_per_parameter'])} a parameter"
+        if event["epsilon"] is not None:
+            bits = f"per {self._config.privacy_unit}; {bits}"
+        self._progress.update(self._task, completed=event["round"], description=f"{line}\n[dim]{bits}[/dim]")
         if not self._console.is_terminal:
-            bits = (
-                f"{words.bits(event['bits_per_value'])} a value, {words.bits(event['bits_per_parameter'])} a parameter"
-            )
             self._say(f"round {event['round']}/{self._config.rounds}: {line}, {bits}")
         for rejection in event["rejections"]:
-            self._say(f"[yellow]round {event['round']}: site {rejection['site']} rejected: {rejection['reason']}")
+            reason = escape(rejection["reason"])  # a site's words are no markup
+            self._say(f"[yellow]round {event['round']}: site {rejection['site']} rejected: {reason}")
         if event["abandoned"]:
             self._say(f"[red]round {event['round']} abandoned: {event['admitted']} replies, model unchanged")
 
@@ -103,6 +105,8 @@ class RunDisplay:
             promise = f"epsilon {words.epsilon(result.epsilon)} at delta {self._config.delta:g}"
             unit = self._config.privacy_unit
             table.add_row("privacy", f"{promise}, per {unit} ({neighbours_of(unit)}), for every site")
+        if not result.rounds_counted:
+            table.add_row("[red]failed[/red]", "[red]no round had enough admitted replies: the model is the first one")
         table.add_row(
             "uplink", f"{words.in_bytes(self._uplink)}, {words.against_dense(self._uplink, self._dense)} float32"
         )
@@ -123,8 +127,8 @@ class RunDisplay:
     def _privacy(self, event: Event) -> str:
         if not event["private"]:
             return "[red]NOT PRIVATE[/red]"
-        budget = f"epsilon {event['planned_epsilon']:g} at delta {self._config.delta:g}"
-        return f"{budget} (noise multiplier {event['noise_multiplier']:.3f})"
+        budget = f"epsilon {event['planned_epsilon']:g} at delta {self._config.delta:g} per {event['privacy_unit']}"
+        return f"{budget} ({event['neighbours']}; noise multiplier {event['noise_multiplier']:.3f})"
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """Simulated sites: one process plays many of them, on shares of one data set."""
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -66,7 +67,18 @@ def open_site(context: Context) -> Site:
             "this node has no site daemon and is not part of a simulation: expected 'partition-id' and "
             f"'num-partitions' in the node config, got {dict(context.node_config)!r}"
         )
+    if _provided is None and not _in_a_ray_actor():
+        raise FederationError(
+            "this node has no site daemon and is not part of a simulation: start one with 'fedsieve site serve' and "
+            "name it in the node config (site=HOST:PORT); simulated sites, whose noise is seeded, do not stand in"
+        )
     return (_provided or _sites_of(_frozen(context.run_config), count)).site(number)
+
+
+def _in_a_ray_actor() -> bool:
+    """Tell whether Flower's simulation engine runs this: a SuperNode's process has nothing to do with Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def _frozen(run_config: Mapping[str, object]) -> tuple[tuple[str, ConfigValue], ...]:

@@ -1,12 +1,15 @@
 import subprocess
 import sys
 
+import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
+from common.errors import FederationError
 from common.models import initial_vector
 from common.records import Introduction, Refusal, Release, Request, parse_answer
+from simulations import sites
 from simulations.run import config_with
 from tests.support import SMALL_MODEL, small_config, small_request
 
@@ -20,6 +23,12 @@ def context_of(site: int | None) -> Context:
 def message_of(content: RecordDict, kind: str) -> Message:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     return Message(content, 2, kind)
+
+
+@pytest.fixture(autouse=True)
+def simulated_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config("unused")  # type: ignore[arg-type]
+    monkeypatch.setattr(sites, "_provided", sites.SimulatedSites.of(config, config.sites))
 
 
 def test_a_site_introduces_itself() -> None:
@@ -39,6 +48,12 @@ def test_what_cannot_be_carried_out_is_refused_with_the_reason() -> None:
         answer = parse_answer(app(message_of(content, "train"), context_of(0)).content)
         assert isinstance(answer, Refusal)
         assert "expected" in answer.reason or "JSON" in answer.reason
+
+
+def test_a_node_without_a_daemon_does_not_play_a_simulated_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "_provided", None)
+    with pytest.raises(FederationError, match="fedsieve site serve"):
+        app(message_of(RecordDict(), "query"), context_of(4))
 
 
 def test_the_shim_imports_no_torch() -> None:

@@ -35,7 +35,6 @@ def test_a_plan_inside_the_policy_passes() -> None:
         ({"clip_norm": 2.1}, "clip norm 2.1 .* at most 2"),
         ({"sampling_rate": 0.21}, "sampling rate 0.21 .* at most 0.2"),
         ({"steps": 21}, "21 steps .* at most 20"),
-        ({"round": 51}, "round 51 .* at most 50"),
         ({"value_coding": "int8"}, "value coding int8"),
         ({"index_coding": "raw"}, "index coding raw"),
     ],
@@ -43,6 +42,20 @@ def test_a_plan_inside_the_policy_passes() -> None:
 def test_a_plan_outside_the_policy_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
     with pytest.raises(PlanRefused, match=reason):
         SitePolicy.parse(LIMITS).check(small_plan(10, **{**GOOD, **change}), ())
+
+
+def test_rounds_are_counted_over_all_runs_whatever_their_number() -> None:
+    policy = SitePolicy.parse(LIMITS)
+    policy.check(small_plan(10, **{**GOOD, "round": 999}), (), rounds=49)
+    with pytest.raises(PlanRefused, match=r"round 1 .* at most 50 rounds over all runs"):
+        policy.check(small_plan(10, **{**GOOD, "round": 1}), (), rounds=50)
+
+
+def test_by_default_nothing_finer_than_the_noise_leaves_a_site() -> None:
+    limits = {key: value for key, value in LIMITS.items() if key != "value-codings"}
+    SitePolicy.parse(limits).check(small_plan(10, **GOOD, value_coding="calibrated"), ())
+    with pytest.raises(PlanRefused, match=r"value coding f32 .* one of calibrated"):
+        SitePolicy.parse(limits).check(small_plan(10, **GOOD, value_coding="f32"), ())
 
 
 def test_the_budget_is_that_of_everything_ever_charged() -> None:

@@ -4,7 +4,7 @@ import pytest
 from client.randomness import OsRandomness
 from client.site import Site, Workbench
 from common import coding
-from common.errors import ConfigError, PlanRefused, WireError
+from common.errors import ConfigError, DatasetError, ModelError, PlanRefused, WireError
 from common.models import initial_vector
 from simulations.seeded import SeededRandomness
 from tests.support import SMALL_MODEL, site_data, small_dataset, small_plan, small_request
@@ -55,6 +55,20 @@ def test_bytes_that_are_no_plan_or_no_model() -> None:
         site.train(small_request(START)[0], b"junk")
     with pytest.raises(WireError, match="expected the model"):
         site.train(small_request(START + 1)[0], small_request(START)[1])
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 1e-320}, {"learning_rate": 1e300}, {"grid": 1e300}])
+def test_values_that_single_precision_cannot_carry_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(PlanRefused, match="single precision cannot carry"):
+        site_with(OsRandomness()).train(*small_request(START, value_coding="calibrated", **change))
+
+
+def test_records_that_a_model_cannot_take_are_told_to_the_operator_and_to_nobody_else() -> None:
+    site_with(OsRandomness()).require_fit(SMALL_MODEL)
+    with pytest.raises(ModelError, match=r"mlp:99-3 does not take records of shape \(12,\)"):
+        site_with(OsRandomness()).require_fit("mlp:99-3")
+    with pytest.raises(DatasetError, match="expected classes 0 to 1, which mlp:12-2 tells apart, got 0 to 2"):
+        site_with(OsRandomness()).require_fit("mlp:12-2")
 
 
 def test_devices() -> None:

@@ -13,11 +13,17 @@ from simulations.run import Engine, config_of_run, simulate
 from tests.support import small_config
 
 SERVER = """
-import sys
+import sys, time
 from pathlib import Path
 from simulations.run import Engine, simulate
 from tests.support import small_config
-simulate(small_config(Path(sys.argv[1]), name="x", rounds=300, server_optimizer="adam"), Engine(in_process=True))
+
+def wait_to_be_killed(event):
+    if event.get("round", 0) >= 200:
+        time.sleep(600)
+
+config = small_config(Path(sys.argv[1]), name="x", rounds=300, server_optimizer="adam")
+simulate(config, Engine(in_process=True), (wait_to_be_killed,))
 """
 
 

@@ -1,5 +1,6 @@
 """Sites that refuse: the run goes on, and a refusal costs them nothing."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from common.errors import FederationError
 from common.plan import RoundPlan
 from common.records import Refusal, Request
 from server.app import run
-from server.runlog import read_events
+from server.runlog import Event, read_events
 from simulations import sites
 from simulations.grid import InProcessGrid
+from simulations.run import config_of_run
 from tests.support import small_config, small_dataset
 
 
@@ -61,6 +63,27 @@ def test_a_site_that_refuses_for_good_is_not_asked_again(tmp_path: Path) -> None
     assert rows[1]["dropped"] == "refused: over my budget" and rows[0]["dropped"] is None
     assert (rows[1]["admitted"], rows[1]["rejected"]) == (1, 1)
     assert 0 < rows[1]["epsilon"] < rows[0]["epsilon"]
+
+
+def test_a_resumed_run_does_not_ask_them_again_unless_it_could_not_go_on(tmp_path: Path) -> None:
+    def events_after_resuming(min_cohort: int, refusing: ClientApp) -> list[Event]:
+        config = small_config(tmp_path / str(min_cohort), name="x", min_cohort=min_cohort)
+        sites.provide(sites.SimulatedSites.of(config, config.sites, small_dataset()))
+        with contextlib.suppress(KeyboardInterrupt, FederationError):
+            run(InProcessGrid(refusing, config.sites, config.to_mapping()), config, (stop_after_round_2,))
+        again = config_of_run(Path(config.out) / "x")
+        result = run(InProcessGrid(train_app, config.sites, config.to_mapping()), again)
+        return list(read_events(result.folder / "run.jsonl"))
+
+    def stop_after_round_2(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    train_app = app_that_refuses(set(), 1)
+    kept_out = [event for event in events_after_resuming(1, app_that_refuses({1, 4}, 2)) if event["event"] == "round"]
+    assert [event["cohort"] for event in kept_out[-2:]] == [[0, 2, 3, 5]] * 2
+    needed = [event for event in events_after_resuming(5, app_that_refuses({1, 4}, 2)) if event["event"] == "round"]
+    assert needed[-1]["cohort"] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_run_ends_when_too_few_sites_are_left(tmp_path: Path) -> None:

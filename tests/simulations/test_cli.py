@@ -50,6 +50,8 @@ def test_reports_are_rebuilt_and_compared(tmp_path: Path, capsys: pytest.Capture
     [
         (["simulate", "--set", "final-densty=0.1"], "did you mean 'final-density'"),
         (["simulate", "--final-density", "1.5"], "final-density=1.5"),
+        (["simulate", "--set", "grid=0.001"], "at least 0.015625, got grid=0.001"),
+        (["simulate", "--set", "clip-norm=1e-9"], "at least 1e-06, got clip-norm=1e-09"),
         (["simulate", "--dataset", "nothing"], "fedsieve data get nothing"),
         (["simulate", "--dataset", "tests.support:small_dataset", "--model", "nothing"], "unknown model 'nothing'"),
         (["simulate", "--resume", "/nowhere/run"], "no run at /nowhere/run"),
@@ -65,6 +67,28 @@ def test_bad_input_is_told_and_nothing_is_written(
     assert main(arguments + (out if arguments[0] == "simulate" else [])) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_in_which_no_round_counted_is_a_failure_and_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["--model", "mlp:99-3", "--set", "evaluate-every=0", "--out", str(tmp_path), "--rounds", "2"]
+    assert main(["simulate", *QUICK, *SMALLER, *wrong]) == 1
+    out = capsys.readouterr().out
+    assert "no round had enough admitted replies" in out and "uplink_saving=0.000" in out
+
+
+def test_what_a_site_says_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    from simulations.progress import RunDisplay
+    from simulations.run import config_with
+
+    parts = {"index": 0, "values": 0, "header": 0, "framing": 1}
+    figures = {"accuracy": None, "epsilon": 1.0, "bits_per_value": 3.1, "bits_per_parameter": 1.5, "dense_uplink": 4}
+    rejections = [{"site": 1, "reason": "cannot read [/data/x.npz]"}]
+    event = {"event": "round", "round": 1, "uplink": parts, "rejections": rejections, "abandoned": False, "admitted": 0}
+    with RunDisplay(config_with({})) as display:
+        display.show({**event, **figures})
+    assert "cannot read [/data/x.npz]" in capsys.readouterr().out
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

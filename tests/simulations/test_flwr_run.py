@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,8 +25,11 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Give Flower a home of its own, keep it offline, and stop the SuperLink that it leaves running."""
     home = tmp_path / "flower"
     home.mkdir()
+    ports = [str(port) for port in free_ports(2)]  # the usual ones may belong to somebody else's SuperLink
     yield {
         **os.environ,
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
+        "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FEDSIEVE_CACHE": str(tmp_path / "cache"),
@@ -43,6 +47,16 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
                 continue
             if any("flower-superlink" in word for word in command) and any(str(home) in word for word in command):
                 os.kill(int(entry.name), signal.SIGTERM)
+                while entry.exists() and "Z" not in (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]:
+                    time.sleep(0.1)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 def flwr_run(environment: dict[str, str], settings: str) -> str:
