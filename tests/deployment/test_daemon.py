@@ -47,7 +47,9 @@ def request(round_number: int = 1, **changes: object) -> tuple[bytes, bytes, byt
 @contextmanager
 def serving(folder: Path, access: Access, **limits: object) -> Iterator[Ledger]:
     ledger = Ledger.create(folder / "ledger")
-    policy = SitePolicy.parse({"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL], **limits})
+    policy = SitePolicy.parse(
+        {"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL], "value-codings": ["calibrated", "f32"], **limits}
+    )
     guard = Guard(policy, ledger)
     site = Site(site_data(DATA.train_inputs, DATA.train_targets), OsRandomness(), Workbench("cpu"), guard)
     daemon = Daemon(site, guard, access, threads=1)
@@ -66,7 +68,7 @@ def access(tmp_path: Path) -> Access:
 
 @pytest.fixture(autouse=True)
 def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_CONNECT_SECONDS", 3.0)
+    monkeypatch.setattr(remote, "_CONNECT_SECONDS", 8.0)
 
 
 def free_port() -> int:
@@ -222,7 +224,8 @@ def process(folder: Path, address: str, steps: int) -> Iterator["subprocess.Pope
         test_inputs=DATA.test_inputs,
         test_targets=DATA.test_targets,
     )
-    policy.write_text(f'epsilon = 8\ndelta = 1e-5\nmodels = ["{SMALL_MODEL}"]\nmax-steps-per-round = {steps}\n')
+    limits = f'epsilon = 8\ndelta = 1e-5\nmodels = ["{SMALL_MODEL}"]\nmax-steps-per-round = {steps}\n'
+    policy.write_text(limits + 'value-codings = ["f32"]\n')
     if not (folder / "ledger").exists():
         Ledger.create(folder / "ledger").close()
     command = [sys.executable, "-W", "ignore", "-m", "simulations.cli", "site", "serve", "--data", str(data)]

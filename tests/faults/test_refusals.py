@@ -70,13 +70,13 @@ def test_a_resumed_run_does_not_ask_them_again_unless_it_could_not_go_on(tmp_pat
         config = small_config(tmp_path / str(min_cohort), name="x", min_cohort=min_cohort)
         sites.provide(sites.SimulatedSites.of(config, config.sites, small_dataset()))
         with contextlib.suppress(KeyboardInterrupt, FederationError):
-            run(InProcessGrid(refusing, config.sites, config.to_mapping()), config, (stop_after_round_2,))
+            run(InProcessGrid(refusing, config.sites, config.to_mapping()), config, (stop_in_round_3,))
         again = config_of_run(Path(config.out) / "x")
         result = run(InProcessGrid(train_app, config.sites, config.to_mapping()), again)
         return list(read_events(result.folder / "run.jsonl"))
 
-    def stop_after_round_2(event: Event) -> None:
-        if event["event"] == "round" and event["round"] == 2:
+    def stop_in_round_3(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 3:  # before its checkpoint
             raise KeyboardInterrupt
 
     train_app = app_that_refuses(set(), 1)

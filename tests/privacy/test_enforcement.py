@@ -28,7 +28,8 @@ ROUND = {"sampling_rate": 0.1, "steps": 4, "noise_multiplier": 1.0}
 
 
 def policy_with(**changes: object) -> SitePolicy:
-    return SitePolicy.parse({"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL], **changes})
+    limits = {"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL], "value-codings": ["f32"]}
+    return SitePolicy.parse({**limits, **changes})
 
 
 def site_at(path: Path, policy: SitePolicy | None = None) -> tuple[Site, Ledger]:
