@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from client.data import SiteData
-from client.dpsgd import train_round
 from client.ledger import Ledger
+from client.mechanisms import train_round
 from client.policy import SitePolicy
 from client.randomness import OsRandomness, Randomness
 from common import broadcast, coding, models
@@ -214,11 +214,12 @@ class Site:
 
     def _release(self, plan: RoundPlan, model: models.FlatModel, progress: Callable[[int], None]) -> bytes:
         randomness = self._randomness.for_round(plan.run, plan.round)
-        values = train_round(model, self._data, plan, randomness, progress)
-        mask = plan.mask
-        indices = None if plan.index_coding == "seed" else mask.indices()
-        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, values, indices)
-        return coding.encode(update, plan.value_coding, plan.index_coding, plan.grid_step(self.declared_size))
+        upload = train_round(model, self._data, plan, randomness, progress)
+        mask, indices = plan.mask, upload.indices
+        if indices is None and plan.index_coding_used != "seed":
+            indices = mask.indices()
+        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, upload.values, indices)
+        return coding.encode(update, plan.value_coding, plan.index_coding_used, plan.grid_step(self.declared_size))
 
 
 def _resolve_device(name: str) -> torch.device:

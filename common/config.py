@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from common.accounting import AccountantName, PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
+from common.methods import Method, method_of
 from common.plan import LEAST_CLIP_NORM, LEAST_GRID
 from common.schedule import DensitySchedule, ScheduleKind
 
@@ -38,6 +39,8 @@ class RunConfig:
     partition: str = _about("how a simulation splits it: iid, dirichlet:ALPHA, labels:PER_SITE, sizes:zipf")
     model: str = _about("name of a model of the zoo, or package.module:function")
     device: str = _about("where sites train: auto (CUDA when present), cpu, cuda, cuda:1, ...")
+
+    method: str = _about("how updates are made private and small: see 'fedsieve methods'")
 
     rounds: int = _about("rounds of the whole run")
     sites: int = _about("sites that take part; the run starts when that many nodes have joined")
@@ -120,15 +123,28 @@ class RunConfig:
         check(self.min_cohort <= self.cohort_size, "min_cohort", f"at most the cohort of {self.cohort_size}")
         check("/" not in self.name and self.name not in (".", ".."), "name", "a folder's name without '/'")
         check(len(self.run_name) <= 200, "name", "at most 200 characters")
+        self.how.check(self)
 
     @property
     def run_name(self) -> str:
         """The run's name: as given, or one that says what runs."""
         if self.name:
             return self.name
-        kind = f"eps{self.epsilon:g}" if self.private else "not-private"
+        kind = f"eps{self.epsilon:g}" if self.is_private else "not-private"
+        if self.method != "random":
+            kind = f"{self.method}-{kind}"
         dataset = self.dataset.rstrip("/").rsplit("/", 1)[-1]
         return f"{dataset}-{self.model}-{kind}-density{self.final_density:g}-seed{self.seed}".replace(":", "_")
+
+    @property
+    def how(self) -> Method:
+        """The method of the run."""
+        return method_of(self.method)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether what the run releases is differentially private."""
+        return self.private and self.how.private
 
     @property
     def cohort_size(self) -> int:
@@ -143,20 +159,21 @@ class RunConfig:
     @property
     def value_coding_used(self) -> ValueCoding:
         """The value coding of the run's plans: f16 stands in where there is no noise to calibrate to."""
-        return "f16" if self.value_coding == "calibrated" and not self.private else self.value_coding
+        return "f16" if self.value_coding == "calibrated" and not self._calibrated else self.value_coding
 
     @property
     def downlink_coding_used(self) -> ModelCoding:
         """The coding of the run's models: f16 stands in where there is no noise to calibrate to."""
-        return "f16" if self.downlink_coding == "calibrated" and not self.private else self.downlink_coding
+        return "f16" if self.downlink_coding == "calibrated" and not self._calibrated else self.downlink_coding
+
+    @property
+    def _calibrated(self) -> bool:
+        return self.is_private and self.how.calibrated
 
     @property
     def schedule(self) -> DensitySchedule:
         """The density of each epoch."""
-        epochs = -(-self.rounds // self.rounds_per_epoch)
-        return DensitySchedule(
-            self.density_schedule, self.final_density, self.cooling_epochs or epochs, self.rounds_per_epoch
-        )
+        return self.how.schedule(self)
 
     @classmethod
     def parse(cls, mapping: Mapping[str, ConfigValue]) -> "RunConfig":

@@ -10,8 +10,9 @@ from common.accounting import Charge, PrivacyUnit
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, WireError
 from common.mask import MaskSpec
+from common.methods import Method, method_of
 
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES = 4096
 LEAST_GRID = 2.0**-6
 LEAST_CLIP_NORM = 1e-6
@@ -53,6 +54,7 @@ class RoundPlan:
     grid: float
     model_digest: str
     model_step: float
+    method: str = "random"
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, expected: str) -> None:
@@ -83,12 +85,23 @@ class RoundPlan:
         check(LEAST_GRID <= self.grid < math.inf, "grid", f"a finite grid of at least {LEAST_GRID:g}")
         check(re.fullmatch("[0-9a-f]{16}", self.model_digest) is not None, "model_digest", "16 hexadecimal digits")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
+        check(not self.private or self.how.private, "method", "a private method in a private plan")
         _ = self.mask  # its own checks
+
+    @property
+    def how(self) -> Method:
+        """The method by which this round is carried out and accounted."""
+        return method_of(self.method)
 
     @property
     def mask(self) -> MaskSpec:
         """The mask of this round."""
         return MaskSpec(self.mask_seed, self.mask_epoch, self.mask_size, self.mask_kept)
+
+    @property
+    def index_coding_used(self) -> IndexCoding:
+        """How the coordinates of an upload travel: not at all where it has none, as measurements do not."""
+        return "seed" if self.how.uploads == "measurements" else self.index_coding
 
     @property
     def charge(self) -> Charge | None:
@@ -102,7 +115,7 @@ class RoundPlan:
             return None
         if self.privacy_unit == "client":
             return Charge(self.noise_multiplier / 2, 1.0, 1)
-        return Charge(self.noise_multiplier, self.sampling_rate, self.steps)
+        return self.how.charge(self)
 
     def grid_step(self, declared_size: int) -> float:
         """Return the step of the grid of ``calibrated`` values, for a site of that size; 0 where nothing is private.
@@ -111,15 +124,7 @@ class RoundPlan:
         """
         if self.privacy_unit == "client":
             return self.grid * self.noise_multiplier * self.clip_norm / math.sqrt(self.cohort)
-        return self.grid * release_noise_std(
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            learning_rate=self.learning_rate,
-            sampling_rate=self.sampling_rate,
-            steps=self.steps,
-            momentum=self.momentum,
-            declared_size=declared_size,
-        )
+        return self.grid * self.how.noise_std(self, declared_size)
 
     def to_bytes(self) -> bytes:
         """Return the plan as canonical JSON: sorted keys, no spaces, floats that parse back to the same bits."""
@@ -143,31 +148,6 @@ class RoundPlan:
             return cls(**{field.name: _typed(field.name, raw[field.name], field.type) for field in fields(cls)})
         except ConfigError as error:
             raise WireError(str(error)) from error
-
-
-def release_noise_std(
-    *,
-    noise_multiplier: float,
-    clip_norm: float,
-    learning_rate: float,
-    sampling_rate: float,
-    steps: int,
-    momentum: float,
-    declared_size: int,
-) -> float:
-    """Return s, the std of the noise in each coordinate that a site of n = ``declared_size`` records releases.
-
-    Computes: s = learning_rate * noise_multiplier * clip_norm / (sampling_rate * n) * sqrt(sum over m = 1..steps of
-    (1 + momentum + ... + momentum^(m-1))^2): the noise of a step moves the parameters in that step and, through the
-    velocity, in every later one of the round. Without momentum the root is sqrt(steps).
-    Guarantees: a function of the plan and of a public number, never of data; the same bits on every machine (sums,
-    products, quotients and one square root, all exactly rounded).
-    """
-    reach, squares = 0.0, 0.0
-    for _ in range(steps):
-        reach = 1.0 + momentum * reach
-        squares += reach * reach
-    return learning_rate * noise_multiplier * clip_norm / (sampling_rate * declared_size) * math.sqrt(squares)
 
 
 def _typed(name: str, value: Any, expected: Any) -> Any:

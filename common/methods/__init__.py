@@ -1,0 +1,24 @@
+"""The methods: what each is called, uploads and costs. One file each, one line each in ``METHODS``.
+
+Start at ``method.Method``. A method's part at the site is a module of ``client.mechanisms``, its part at the server one
+of ``server.methods``; both may be shared.
+"""
+
+from common.errors import ConfigError
+from common.methods import dense, random
+from common.methods.method import Method as Method
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        dense.METHOD,
+        random.METHOD,
+    )
+}
+
+
+def method_of(name: str) -> Method:
+    """Return the method of that name."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}: expected one of {', '.join(METHODS)} (see 'fedsieve methods')")
+    return METHODS[name]
