@@ -28,7 +28,7 @@ class Workbench:
     ``shelf`` holds the broadcast models that came last, by digest: the next one may come as a difference from them.
     """
 
-    def __init__(self, device: str = "auto", shelf_size: int = 2) -> None:
+    def __init__(self, device: str = "auto", shelf_size: int = 3) -> None:
         self._device = _resolve_device(device)
         self._models: dict[str, models.FlatModel] = {}
         self.shelf = Shelf(shelf_size)
@@ -58,12 +58,19 @@ class Shelf:
 
         A process that plays many sites is given the same model for each of them and decodes it once.
         """
+        data, reference = broadcast.unpack(data, plan, self.get)
+        if reference is not None:
+            self._hold(plan.reference_digest, reference)
         model = self.get(plan.model_digest)
         if model is None:
-            model = self._held[plan.model_digest] = broadcast.decode(data, plan, self.get)
-            while len(self._held) > self._size:
-                self._held.popitem(last=False)
+            model = broadcast.decode(data, plan, self.get)
+            self._hold(plan.model_digest, model)
         return model
+
+    def _hold(self, digest: str, model: Values) -> None:
+        self._held[digest] = model
+        while len(self._held) > self._size:
+            self._held.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything, as a restart does."""
@@ -214,7 +221,8 @@ class Site:
 
     def _release(self, plan: RoundPlan, model: models.FlatModel, progress: Callable[[int], None]) -> bytes:
         randomness = self._randomness.for_round(plan.run, plan.round)
-        upload = train_round(model, self._data, plan, randomness, progress)
+        reference = self._workbench.shelf.get(plan.reference_digest)
+        upload = train_round(model, self._data, plan, randomness, progress, reference)
         mask, indices = plan.mask, upload.indices
         if indices is None and plan.index_coding_used != "seed":
             indices = mask.indices()

@@ -283,6 +283,8 @@ def calibrate(
     too_little = enough / 2
     while too_little > 1e-2 and cost(too_little) <= epsilon:
         enough, too_little = too_little, too_little / 2
+    if len(merged(history(enough))) > 1:
+        too_little, enough = _narrowed(cost, epsilon, too_little, enough)
     while enough - too_little > 1e-4 * enough:
         middle = (enough + too_little) / 2
         if cost(middle) <= epsilon:
@@ -290,6 +292,27 @@ def calibrate(
         else:
             too_little = middle
     return enough
+
+
+def _narrowed(cost: Callable[[float], float], epsilon: float, too_little: float, enough: float) -> tuple[float, float]:
+    """Return a narrower bracket of z, by secants: log epsilon is nearly a line in log z.
+
+    For histories of many mechanisms, each of which costs a curve of its own for every z that is tried.
+    """
+    if not cost(enough):
+        return too_little, enough
+    tried = [(math.log(z), math.log(cost(z))) for z in (too_little, enough)]
+    for _ in range(5):
+        (x0, y0), (x1, y1) = tried[-2:]
+        if y0 == y1 or enough - too_little <= 1e-4 * enough:
+            break
+        guess = math.exp(x1 + (math.log(epsilon) - y1) * (x1 - x0) / (y1 - y0))
+        close = abs(math.log(guess) - x1) < 1e-3  # then both sides of it close the bracket
+        for near in (guess * (1 + 3e-5), guess * (1 - 3e-5)) if close else (guess,):
+            if too_little < near < enough and (found := cost(near)):
+                tried.append((math.log(near), math.log(found)))
+                enough, too_little = (near, too_little) if found <= epsilon else (enough, near)
+    return too_little, enough
 
 
 def _opacus_rdp() -> Any:

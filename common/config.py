@@ -66,9 +66,13 @@ class RunConfig:
     client_momentum: float = _about("momentum of the sites; the velocity lives on the mask and for one round")
     physical_batch_size: int = _about("records whose gradients are held in memory at once; changes no result")
 
-    density_schedule: ScheduleKind = _about("cooling (from dense to the final density) or constant")
+    density_schedule: ScheduleKind = _about(
+        "cooling (from dense to the final density), constant, or unfreezing (from the first density to the final)"
+    )
+    first_density: float = _about("fraction of the coordinates that move when unfreezing begins")
     final_density: float = _about("fraction of the coordinates that move at the end of the cooling")
     cooling_epochs: int = _about("epochs until the final density is reached; 0: the whole run")
+    warmup_epochs: int = _about("dense epochs from which method importance learns what matters; part of the budget")
     rounds_per_epoch: int = _about("rounds that share a mask")
     value_coding: ValueCoding = _about("how a value travels: calibrated (to the noise), f32, f16 or int8")
     grid: float = _about(
@@ -93,7 +97,7 @@ class RunConfig:
 
         for name in ("rounds", "sites", "min_cohort", "steps_per_round", "physical_batch_size", "rounds_per_epoch"):
             check(getattr(self, name) >= 1, name, "at least 1")
-        for name in ("cohort", "cooling_epochs", "evaluate_every"):
+        for name in ("cohort", "cooling_epochs", "warmup_epochs", "evaluate_every"):
             check(getattr(self, name) >= 0, name, "0 or more")
         for name in (
             "epsilon",
@@ -110,6 +114,7 @@ class RunConfig:
         check(0 < self.delta < 1, "delta", "0 < delta < 1")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling-rate <= 1")
         check(0 < self.final_density <= 1, "final_density", "0 < final-density <= 1")
+        check(0 < self.first_density <= 1, "first_density", "0 < first-density <= 1")
         check(0 <= self.client_momentum < 1, "client_momentum", "0 <= client-momentum < 1")
         check(0 <= self.server_momentum < 1, "server_momentum", "0 <= server-momentum < 1")
         check(0 <= self.server_averaging < 1, "server_averaging", "0 <= server-averaging < 1")
@@ -124,6 +129,7 @@ class RunConfig:
         check("/" not in self.name and self.name not in (".", ".."), "name", "a folder's name without '/'")
         check(len(self.run_name) <= 200, "name", "at most 200 characters")
         self.how.check(self)
+        _ = self.schedule  # its own checks
 
     @property
     def run_name(self) -> str:

@@ -29,6 +29,9 @@ class RoundPlan:
     ``grid`` is the step of ``calibrated`` values over the std of their noise. ``model_digest`` names the model to start
     from (``common.broadcast.digest_of``), whose parameters are multiples of ``model_step``, or any numbers where that
     is 0.
+    ``mask_chosen`` names a mask that the server has chosen; ``mask_draws`` masks of ``mask_drawn_kept`` each are the
+    ones of a plan with a mask for every step. ``reference_digest`` names a broadcast model of an earlier round that the
+    method needs besides; ``standardised`` values are those of gradients less their mean, over their spread.
     """
 
     run: str
@@ -55,6 +58,11 @@ class RoundPlan:
     model_digest: str
     model_step: float
     method: str = "random"
+    mask_chosen: str = ""
+    mask_draws: int = 1
+    mask_drawn_kept: int = 0
+    reference_digest: str = ""
+    standardised: bool = False
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, expected: str) -> None:
@@ -84,6 +92,12 @@ class RoundPlan:
         # A grid far finer than the noise would show in which order floats were added: see common.randomness.
         check(LEAST_GRID <= self.grid < math.inf, "grid", f"a finite grid of at least {LEAST_GRID:g}")
         check(re.fullmatch("[0-9a-f]{16}", self.model_digest) is not None, "model_digest", "16 hexadecimal digits")
+        for name in ("mask_chosen", "reference_digest"):
+            digest = getattr(self, name)
+            check(re.fullmatch("([0-9a-f]{16})?", digest) is not None, name, "16 hexadecimal digits or none")
+        check(self.mask_draws in (1, self.steps), "mask_draws", f"one mask, or one for each of {self.steps} steps")
+        check(not self.standardised or bool(self.reference_digest), "standardised", "a reference to standardise by")
+        check(not self.mask_chosen or self.mask_draws == 1, "mask_draws", "one, where the mask is chosen")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
         check(not self.private or self.how.private, "method", "a private method in a private plan")
         _ = self.mask  # its own checks
@@ -96,7 +110,15 @@ class RoundPlan:
     @property
     def mask(self) -> MaskSpec:
         """The mask of this round."""
-        return MaskSpec(self.mask_seed, self.mask_epoch, self.mask_size, self.mask_kept)
+        return MaskSpec(
+            self.mask_seed,
+            self.mask_epoch,
+            self.mask_size,
+            self.mask_kept,
+            self.mask_chosen,
+            self.mask_draws,
+            self.mask_drawn_kept,
+        )
 
     @property
     def index_coding_used(self) -> IndexCoding:

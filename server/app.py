@@ -105,11 +105,14 @@ def run(
         def save(model: Values) -> None:
             _checkpoint(state, policy, model, log).save(folder.checkpoint)
 
-        save(initial)
         downlink = Downlink(
             config.downlink_coding_used, _model_step(config, policy, noise_multiplier, members, state.optimizer)
         )
         downlink.publish(initial, state.model_version, None)
+        if not config.resume:
+            policy.begin(downlink.model)
+        downlink.use_reference(policy.reference)
+        save(initial)
         strategy = SparseDpStrategy(
             run_name=folder.name,
             config=config,

@@ -18,6 +18,7 @@ def round_plan(
     model_version: int,
     model_digest: str,
     model_step: float,
+    reference_digest: str = "",
 ) -> RoundPlan:
     """Return what a round asks of every site of its cohort; ``noise_multiplier`` is the run's."""
     fields = {
@@ -34,6 +35,9 @@ def round_plan(
         mask_epoch=mask.epoch,
         mask_size=mask.size,
         mask_kept=mask.kept,
+        mask_chosen=mask.chosen,
+        mask_draws=mask.draws,
+        mask_drawn_kept=mask.drawn_kept,
         private=config.is_private,
         privacy_unit=config.privacy_unit,
         cohort=float(config.cohort_size),
@@ -48,6 +52,7 @@ def round_plan(
         model_digest=model_digest,
         model_step=model_step,
         method=config.method,
+        reference_digest=reference_digest,
         **fields,
     )
 
@@ -64,6 +69,7 @@ def sample_plan(config: RunConfig, policy: MethodPolicy, noise_multiplier: float
         model_version=0,
         model_digest="0" * 16,
         model_step=0.0,
+        reference_digest="0" * 16,
     )
 
 
@@ -82,7 +88,7 @@ def run_noise_multiplier(config: RunConfig, policy: MethodPolicy) -> float:
 
     Where the method is not private by design, it is that of the private run that it is compared with.
     """
-    if not config.private:
+    if not config.private or not config.how.adds_noise:
         return 0.0
 
     def history(noise_multiplier: float) -> History:

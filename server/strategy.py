@@ -1,5 +1,6 @@
 """The Flower Strategy: glue between Flower's rounds and the parts of the server."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,6 +128,7 @@ class SparseDpStrategy(Strategy):
             model_version=self._state.model_version,
             model_digest=self._downlink.digest,
             model_step=self._downlink.step,
+            reference_digest=self._downlink.reference_digest,
         )
 
     def configure_train(
@@ -135,6 +137,7 @@ class SparseDpStrategy(Strategy):
         """Plan the round and address it to its cohort."""
         self._model = _vector(arrays)
         plan = self.plan(server_round)
+        self._downlink.use_mask(plan.mask)
         self._randomness = self._randomness_of(server_round)
         if self._by_client:
             cohort = draw_secret_cohort(self._remaining(), self._config.cohort_rate, self._randomness)
@@ -213,7 +216,7 @@ class SparseDpStrategy(Strategy):
             return None, None
         by_site = [member for member in current.cohort if member.site in current.admitted]
         indices, mean = self._mean(current, by_site)
-        self._policy.learn(current.plan, indices, mean)
+        self._policy.learn(current.plan, indices, mean, self._noise_std(current.plan, by_site))
         model = self._state.optimizer.step(self._model, indices, mean)
         self._state.model_version += 1
         # Where sites choose the coordinates, nobody but the server knows which ones have moved.
@@ -229,11 +232,21 @@ class SparseDpStrategy(Strategy):
         """
         plan, admitted = current.plan, current.admitted
         if not self._by_client:
-            return self._policy.combine(plan, [(admitted[m.site], self._weight(m)) for m in members])
+            return self._policy.combine(
+                plan, [(admitted[m.site], self._weight(m)) for m in members], self._downlink.model
+            )
         updates = [admitted[m.site].values for m in members]
         noise_std = plan.noise_multiplier * plan.clip_norm
         mean = noisy_mean(updates, plan.mask.kept, plan.clip_norm, noise_std, plan.cohort, self._randomness)
         return plan.mask.indices(), mean
+
+    def _noise_std(self, plan: RoundPlan, members: Sequence[Member]) -> float:
+        """Return the std of the noise in the mean update of ``members``."""
+        if self._by_client:
+            return plan.noise_multiplier * plan.clip_norm / plan.cohort
+        weights = [self._weight(member) for member in members]
+        noise = [plan.how.noise_std(plan, member.declared_size) for member in members]
+        return math.hypot(*(w * s for w, s in zip(weights, noise, strict=True))) / sum(weights)
 
     def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
         verdict = admit(reply, current.plan, member.declared_size)

@@ -5,7 +5,17 @@ of ``server.methods``; both may be shared.
 """
 
 from common.errors import ConfigError
-from common.methods import dense, random
+from common.methods import (
+    clip_only,
+    dense,
+    importance,
+    match_noise,
+    noisy_only,
+    posterior,
+    random,
+    random_step,
+    ranked,
+)
 from common.methods.method import Method as Method
 
 METHODS: dict[str, Method] = {
@@ -13,6 +23,13 @@ METHODS: dict[str, Method] = {
     for method in (
         dense.METHOD,
         random.METHOD,
+        random_step.METHOD,
+        posterior.METHOD,
+        match_noise.METHOD,
+        ranked.METHOD,
+        importance.METHOD,
+        noisy_only.METHOD,
+        clip_only.METHOD,
     )
 }
 

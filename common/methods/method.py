@@ -31,6 +31,8 @@ class Method:
     uploads: ClassVar[Uploads] = "values"
     accounting: ClassVar[str] = "sampled Gaussian"
     calibrated: ClassVar[bool] = True  # whether every released value carries Gaussian noise of the std ``noise_std``
+    adds_noise: ClassVar[bool] = True
+    needs_noise: ClassVar[bool] = False  # whether it makes no sense without: private=false is then refused
     mechanism: ClassVar[str] = "masked"
     server: ClassVar[str] = "random"
 
@@ -42,6 +44,8 @@ class Method:
             )
         if not self.private and not config.private:
             raise ConfigError(f"method={self.name} is not private by itself: leave out private=false (--no-dp)")
+        if self.needs_noise and not config.private:
+            raise ConfigError(f"method={self.name} works on released noisy updates: got private=false (--no-dp)")
         if self.uploads == "indices and values" and config.index_coding == "seed":
             raise ConfigError(
                 f"method={self.name} uploads coordinates that a site chose: expected index-coding raw or compact, "
@@ -52,7 +56,11 @@ class Method:
         """Return the density of each epoch."""
         epochs = -(-config.rounds // config.rounds_per_epoch)
         return DensitySchedule(
-            config.density_schedule, config.final_density, config.cooling_epochs or epochs, config.rounds_per_epoch
+            config.density_schedule,
+            config.final_density,
+            config.cooling_epochs or epochs,
+            config.rounds_per_epoch,
+            config.first_density,
         )
 
     def plan_fields(self, config: "RunConfig", noise_multiplier: float, round_number: int) -> dict[str, Any]:

@@ -32,12 +32,28 @@ class MethodPolicy:
         epoch = self.config.schedule.epoch(round_number)
         return MaskSpec(self.config.seed, epoch, self.size, self.kept(round_number))
 
-    def combine(self, plan: RoundPlan, updates: Sequence[tuple[AdmittedUpdate, float]]) -> tuple[Indices, Values]:
-        """Return the coordinates that move, sorted, and the mean update there; ``updates`` come with their weights."""
+    @property
+    def reference(self) -> Values | None:
+        """A broadcast model that sites need besides the current one; None for none."""
+        return None
+
+    def begin(self, model: Values) -> None:
+        """Take in the first broadcast model, once, when a run begins and not when it is resumed."""
+
+    def combine(
+        self, plan: RoundPlan, updates: Sequence[tuple[AdmittedUpdate, float]], model: Values
+    ) -> tuple[Indices, Values]:
+        """Return the coordinates that move, sorted, and the mean update there.
+
+        ``updates`` come with their weights; ``model`` is the broadcast model that they started from.
+        """
         return plan.mask.indices(), weighted_mean([(update.values, weight) for update, weight in updates])
 
-    def learn(self, plan: RoundPlan, indices: Indices, update: Values) -> None:
-        """Take in what a round released, as ``combine`` returned it: for the masks of later rounds."""
+    def learn(self, plan: RoundPlan, indices: Indices, update: Values, noise_std: float) -> None:
+        """Take in what a round released, as ``combine`` returned it: for the masks of later rounds.
+
+        ``noise_std`` is that of the noise in each value of ``update``, as far as ``Method.noise_std`` says.
+        """
 
 
 def scattered_mean(updates: Sequence[tuple[Indices, Values, float]], size: int) -> tuple[Indices, Values]:
