@@ -44,7 +44,7 @@ def admit(reply: Message, plan: RoundPlan, declared_size: int) -> AdmittedUpdate
             return Rejection(f"refused: {_last_line(answer.reason)}", spent=False, for_good=answer.for_good)
         if isinstance(answer, ModelWanted):  # it was given the whole model and asks for it once more
             return Rejection("the site asked for the whole model twice", spent=False)
-        return _admit_update(answer.update, plan, declared_size)
+        return admit_update(answer.update, plan, declared_size)
     except WireError as error:
         return Rejection(str(error))
 
@@ -57,7 +57,8 @@ def wants_model(reply: Message) -> bool:
         return False
 
 
-def _admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
+def admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
+    """Check an encoded update of a site that declared a size against the plan that it answers; may raise WireError."""
     mask, most, uploads = plan.mask, plan.how.most_values(plan), plan.how.uploads
     largest = (
         coding.HEADER_BYTES
