@@ -17,10 +17,11 @@ _UPLOADS = {
 def print_table() -> None:
     """Print one row per method."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("method", "what it does", "uploads", "unit", "accounting", "paper"):
-        table.add_column(heading, no_wrap=heading == "method", ratio={"what it does": 3, "paper": 2}.get(heading, 1))
+    for heading in ("method", "uploads", "unit", "accounting", "what it does (paper)"):
+        table.add_column(heading, no_wrap=heading == "method")
     for method in METHODS.values():
-        table.add_row(method.name, method.title, method.uploads, _unit(method), _accounting(method), method.paper)
+        what = f"{method.title} ({method.paper})"
+        table.add_row(method.name, method.uploads, _unit(method), _accounting(method), what)
     console = Console()
     console.print(table, highlight=False)
     console.print("fedsieve simulate --method NAME runs one; fedsieve methods show NAME explains it", highlight=False)
