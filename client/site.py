@@ -209,7 +209,7 @@ class Site:
     def _loaded(self, plan: RoundPlan, model_bytes: bytes) -> models.FlatModel:
         model = self._workbench.model(plan.model)
         step = plan.grid_step(self.declared_size)
-        if plan.private and not _LEAST_STEP <= step <= 1 / _LEAST_STEP:
+        if plan.private and plan.how.calibrated and not _LEAST_STEP <= step <= 1 / _LEAST_STEP:
             raise PlanRefused(
                 f"expected a learning rate, noise and grid whose released values have steps of {_LEAST_STEP:g} to "
                 f"{1 / _LEAST_STEP:g}, got {step:g}: single precision cannot carry them"

@@ -142,8 +142,8 @@ final-density {density:.3g}   minimises the convergence bound (random-sparsifica
   have the same clip-norm / (1 - momentum), the same noise (Appendix H): search along them
 
 Assumed:
-- G = {seen.smoothness:.4g}, how fast the gradient turns, and the fall of the loss by {seen.loss_drop:.4g}, here over {steps}
-  steps, are those of a probing run of {_STEPS} clipped steps without noise on {source}.
+- G = {seen.smoothness:.4g}, how fast the gradient turns, and the fall of the loss by {seen.loss_drop:.4g} (here over
+  {steps} steps) are those of a probing run of {_STEPS} clipped steps without noise on {source}.
   Of private data nothing is used but its shape, its number of classes and its declared size.
 - The bound is the paper's, with the clipping bias taken as 0 and kappa as sqrt(density): an order of magnitude to
   start a search from, not an optimum of the accuracy. With cooling, final-density is where the run ends, not its mean.

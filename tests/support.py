@@ -133,3 +133,8 @@ def brute_force_clipped_sum(
         if np.isfinite(norm):
             total += gradient * min(1.0, clip_norm / norm) if norm > 0 else 0
     return total
+
+
+def wide_model() -> nn.Module:
+    """Return a model of 20,000 parameters whose gradients are zero where its inputs are."""
+    return nn.Linear(200, 100, bias=False)
