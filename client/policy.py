@@ -35,7 +35,7 @@ class SitePolicy:
     max_steps_per_round: int = 10_000
     max_rounds: int = 100_000
     models: tuple[str, ...] = field(default=())
-    methods: tuple[str, ...] = tuple(name for name, method in METHODS.items() if method.private)
+    methods: tuple[str, ...] = field(default_factory=lambda: _private_methods())
     privacy_units: tuple[str, ...] = ("record",)
     value_codings: tuple[str, ...] = ("calibrated",)
     index_codings: tuple[str, ...] = get_args(IndexCoding)
@@ -61,8 +61,8 @@ class SitePolicy:
             ("privacy_units", PrivacyUnit),
         ):
             check(set(getattr(self, name)) <= set(get_args(known)), name, f"some of {get_args(known)}")
-        private = {name for name, method in METHODS.items() if method.private}
-        check(set(self.methods) <= private, "methods", f"some of the private methods {', '.join(sorted(private))}")
+        private = _private_methods()
+        check(set(self.methods) <= set(private), "methods", f"some of the private methods {', '.join(private)}")
         check(re.fullmatch("([0-9a-f]{64})?", self.server_key) is not None, "server_key", "64 hexadecimal digits")
 
     @classmethod
@@ -135,6 +135,10 @@ class SitePolicy:
                 f"the plan would bring epsilon to {spent:.4g}, above this site's budget of {self.epsilon:g} "
                 f"(spent so far: {before:.4g}, at delta {self.delta:g} per record)"
             )
+
+
+def _private_methods() -> tuple[str, ...]:
+    return tuple(name for name, method in METHODS.items() if method.private)
 
 
 def _key(name: str) -> str:

@@ -1,4 +1,5 @@
 import json
+import math
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,38 @@ def test_two_processes_cannot_hold_the_same_ledger(path: Path, monkeypatch: pyte
         Ledger(path)
     first.close()
     Ledger(path).close()
+
+
+def test_charges_of_every_kind_survive_and_cannot_be_changed(tmp_path: Path) -> None:
+    class Odd:
+        """A plan whose charge is no sampled Gaussian."""
+
+        run, round, charge = "odd", 1, Charge(math.inf, 0.5, 3, pure_epsilon=0.25)
+
+    path = tmp_path / "odd.ledger"
+    ledger = Ledger.create(path)
+    ledger.charge(Odd(), b"plan", "")  # type: ignore[arg-type]
+    ledger.close()
+    again = Ledger(path)
+    assert again.history == (Odd.charge,)
+    again.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE entries SET pure_epsilon = 0.1")
+    database.close()
+    with pytest.raises(LedgerError, match="entry 1 .* was changed"):
+        Ledger(path)
+
+
+def test_a_ledger_from_before_other_charges_is_read_as_it_was(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "old.ledger")
+    charge(ledger, 1)
+    history = ledger.history
+    ledger.close()
+    with sqlite3.connect(tmp_path / "old.ledger") as database:  # undo the migration
+        database.execute("ALTER TABLE entries DROP COLUMN selection_rho")
+        database.execute("ALTER TABLE entries DROP COLUMN pure_epsilon")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    ledger = Ledger(tmp_path / "old.ledger")
+    assert ledger.history == history
+    ledger.close()
