@@ -14,6 +14,7 @@ class ClipOnly(Method):
         "output says so, and a site with a ledger refuses it."
     )
     private = False
+    lacks = "no noise"
     adds_noise = False
     accounting = "none"
     mechanism = "clip_only"

@@ -31,6 +31,7 @@ class Method:
     uploads: ClassVar[Uploads] = "values"
     accounting: ClassVar[str] = "sampled Gaussian"
     calibrated: ClassVar[bool] = True  # whether every released value carries Gaussian noise of the std ``noise_std``
+    lacks: ClassVar[str] = "no clipping, no noise"  # what a run that is not private does without
     adds_noise: ClassVar[bool] = True
     needs_noise: ClassVar[bool] = False  # whether it makes no sense without: private=false is then refused
     mechanism: ClassVar[str] = "masked"

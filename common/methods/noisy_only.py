@@ -15,6 +15,7 @@ class NoisyOnly(Method):
         "private: every output says so, and a site with a ledger refuses it."
     )
     private = False
+    lacks = "no clipping"
     accounting = "none"
     mechanism = "noisy_only"
 

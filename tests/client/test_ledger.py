@@ -202,7 +202,7 @@ def test_charges_of_every_kind_survive_and_cannot_be_changed(tmp_path: Path) -> 
     with sqlite3.connect(path) as database:
         database.execute("UPDATE entries SET pure_epsilon = 0.1")
     database.close()
-    with pytest.raises(LedgerError, match="entry 1 .* was changed"):
+    with pytest.raises(LedgerError, match="entry 1 was changed"):
         Ledger(path)
 
 
