@@ -1,6 +1,7 @@
 """Sparse DP-SGD: one round of noisy steps on the kept coordinates."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,12 +15,33 @@ from common.plan import RoundPlan
 from common.randomness import RoundRandomness
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a method does with the batch of a step.
+
+    ``gradient_sum`` returns the sum of its gradients on the kept coordinates; noise of std z C falls on it where it
+    ``adds_noise``; ``restore`` then maps it back to gradients, where they were standardised before.
+    """
+
+    gradient_sum: Callable[[Tensor, Tensor], Tensor]
+    adds_noise: bool
+    restore: Callable[[Tensor], Tensor] = lambda total: total
+
+
+def masked_step(model: FlatModel, kept: Tensor | None, plan: RoundPlan, data: SiteData) -> Step:
+    """Return the step of random sparsification: mask, then clip; a plan that is not private does neither."""
+    if plan.private and plan.privacy_unit == "record":
+        return Step(clipped_sum(model, kept, plan, data), adds_noise=True)
+    return Step(PlainSum(model, kept, plan), adds_noise=False)
+
+
 def train_round(
     model: FlatModel,
     data: SiteData,
     plan: RoundPlan,
     randomness: RoundRandomness,
     progress: Callable[[int], None] = lambda steps_done: None,
+    make_step: Callable[[FlatModel, Tensor | None, RoundPlan, SiteData], Step] = masked_step,
 ) -> Values:
     """Train ``model`` for the steps of ``plan`` and return how far the kept coordinates moved, shape (kept,).
 
@@ -28,7 +50,8 @@ def train_round(
     that; parameters -= learning_rate * velocity.
     Guarantees: each step is the sampled Gaussian mechanism with sensitivity C, so the round costs ``plan.charge``;
     coordinates off the mask do not change by one bit; every private step draws fresh noise, an empty batch included.
-    ``progress`` is told before each step how many are done; what it raises ends the round.
+    ``progress`` is told before each step how many are done; what it raises ends the round. ``make_step`` is another
+    method's way to sum a batch, and then its own promise.
     Where the unit is the client the steps neither clip nor add noise; the movement as a whole, which is on the mask
     already, is clipped to C, and the server adds the noise.
     Edge cases: a plan that is not private neither clips nor adds noise. The velocity starts at zero in every round.
@@ -37,13 +60,8 @@ def train_round(
     """
     kept = _kept_on(model, plan)
     device = model.vector.device
-    _seed_modules(randomness.module_seed(), device)
-    by_record = plan.private and plan.privacy_unit == "record"
-    gradient_sum: Callable[[Tensor, Tensor], Tensor] = _PlainSum(model, kept, plan)
-    if by_record:
-        engine = ClippedSum(model, kept, plan.clip_norm, plan.physical_batch_size)
-        require_agreement(model, engine, *data.example(3, device), kept)
-        gradient_sum = engine
+    seed_modules(randomness.module_seed(), device)
+    step = make_step(model, kept, plan, data)
 
     start = model.vector.clone() if kept is None else model.vector.index_select(0, kept)
     velocity = torch.zeros_like(start) if plan.momentum else None
@@ -52,12 +70,13 @@ def train_round(
     for steps_done in range(plan.steps):
         progress(steps_done)
         rows = randomness.poisson_sample(data.size, plan.sampling_rate)
-        total = gradient_sum(*data.batch(rows, device))
-        if by_record:
+        total = step.gradient_sum(*data.batch(rows, device))
+        if step.adds_noise:
             noise = torch.from_numpy(randomness.standard_normal(total.numel())).to(device)
             # In the noise's precision, rounded once: in single precision the sum could only take some of the numbers
             # near it, and which ones would tell what it was before.
             total = total.to(noise.dtype).add_(noise, alpha=noise_std).to(total.dtype)
+        total = step.restore(total)
         if velocity is not None:
             total = velocity.mul_(plan.momentum).add_(total)
         step_size = plan.learning_rate / expected_batch
@@ -67,10 +86,10 @@ def train_round(
             model.vector.scatter_add_(0, kept, total * -step_size)
     moved = (model.vector if kept is None else model.vector.index_select(0, kept)).sub(start)
     values: Values = moved.cpu().numpy()
-    return clipped(values, plan.clip_norm) if plan.private and not by_record else values
+    return clipped(values, plan.clip_norm) if plan.private and plan.privacy_unit == "client" else values
 
 
-def _seed_modules(seed: int, device: torch.device) -> None:
+def seed_modules(seed: int, device: torch.device) -> None:
     """Seed what is random inside modules, such as dropout; torch.manual_seed would cost a stack trace every time."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -84,7 +103,14 @@ def _kept_on(model: FlatModel, plan: RoundPlan) -> Tensor | None:
     return torch.tensor(plan.mask.indices(), device=model.vector.device)
 
 
-class _PlainSum:
+def clipped_sum(model: FlatModel, kept: Tensor | None, plan: RoundPlan, data: SiteData) -> ClippedSum:
+    """Return the engine, once it has been tried on a model that this process has not met before."""
+    engine = ClippedSum(model, kept, plan.clip_norm, plan.physical_batch_size)
+    require_agreement(model, engine, *data.example(3, model.vector.device), kept)
+    return engine
+
+
+class PlainSum:
     """The sum of a batch's gradients, neither clipped nor per record: for plans that are not private."""
 
     def __init__(self, model: FlatModel, kept: Tensor | None, plan: RoundPlan) -> None:
@@ -93,6 +119,7 @@ class _PlainSum:
         self._chunk = plan.physical_batch_size
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum on the kept coordinates; an empty batch gives zeros."""
         total: Tensor | None = None
         for chunk, chunk_targets in zip(
             torch.split(inputs, self._chunk), torch.split(targets, self._chunk), strict=True

@@ -47,6 +47,15 @@ _MIGRATIONS = (
         data BLOB NOT NULL
     );
     """,
+    """
+    ALTER TABLE entries ADD COLUMN selection_rho REAL NOT NULL DEFAULT 0;
+    ALTER TABLE entries ADD COLUMN pure_epsilon REAL NOT NULL DEFAULT 0;
+    """,
+    "ALTER TABLE entries ADD COLUMN selecting_steps INTEGER NOT NULL DEFAULT 0",
+)
+_COLUMNS = (
+    "number, time, server, run, round, noise_multiplier, sampling_rate, steps, selection_rho, pure_epsilon, "
+    "selecting_steps, plan, hash"
 )
 _WAY_OUT = "restore the ledger and its .head file from a backup; without one, what was spent is not known"
 
@@ -73,9 +82,7 @@ class Entry:
             self.server,
             self.run,
             self.round,
-            self.charge.noise_multiplier,
-            self.charge.sampling_rate,
-            self.charge.steps,
+            *self.charge.to_json(),
             self.plan,
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -158,7 +165,7 @@ class Ledger:
             entry = Entry(number + 1, time.time(), server, plan.run, plan.round, charge, digest, hash="")
             entry = replace(entry, hash=entry.expected_hash(previous))
             self._execute(
-                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO entries ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
                 (
                     entry.number,
                     entry.time,
@@ -168,6 +175,9 @@ class Ledger:
                     charge.noise_multiplier,
                     charge.sampling_rate,
                     charge.steps,
+                    charge.selection_rho,
+                    charge.pure_epsilon,
+                    charge.selecting_steps,
                     entry.plan,
                     entry.hash,
                 ),
@@ -243,11 +253,10 @@ class Ledger:
         self._known = head
 
     def _entries(self, where: str = "", parameters: tuple[object, ...] = ()) -> Iterator[Entry]:
-        columns = "number, time, server, run, round, noise_multiplier, sampling_rate, steps, plan, hash"
-        for row in self._execute(f"SELECT {columns} FROM entries {where} ORDER BY number", parameters):
-            number, at, server, run, round_number, noise, rate, steps, plan, digest = row
+        for row in self._execute(f"SELECT {_COLUMNS} FROM entries {where} ORDER BY number", parameters):
+            number, at, server, run, round_number, *mechanism, plan, digest = row
             try:
-                charge = Charge(noise, rate, steps)
+                charge = Charge(*mechanism)
             except (AccountingError, TypeError) as error:
                 raise LedgerError(f"entry {number} of {self._path} was changed ({error}): {_WAY_OUT}") from error
             yield Entry(number, at, server, run, round_number, charge, plan, digest)

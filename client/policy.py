@@ -11,6 +11,7 @@ from typing import Any, get_args
 from common.accounting import AccountantName, History, PrivacyUnit, epsilon_of
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, PlanRefused
+from common.methods import METHODS
 from common.plan import RoundPlan
 
 
@@ -34,6 +35,7 @@ class SitePolicy:
     max_steps_per_round: int = 10_000
     max_rounds: int = 100_000
     models: tuple[str, ...] = field(default=())
+    methods: tuple[str, ...] = field(default_factory=lambda: _private_methods())
     privacy_units: tuple[str, ...] = ("record",)
     value_codings: tuple[str, ...] = ("calibrated",)
     index_codings: tuple[str, ...] = get_args(IndexCoding)
@@ -59,6 +61,8 @@ class SitePolicy:
             ("privacy_units", PrivacyUnit),
         ):
             check(set(getattr(self, name)) <= set(get_args(known)), name, f"some of {get_args(known)}")
+        private = _private_methods()
+        check(set(self.methods) <= set(private), "methods", f"some of the private methods {', '.join(private)}")
         check(re.fullmatch("([0-9a-f]{64})?", self.server_key) is not None, "server_key", "64 hexadecimal digits")
 
     @classmethod
@@ -105,8 +109,10 @@ class SitePolicy:
 
         charge = plan.charge
         if charge is None:
-            raise PlanRefused("the plan is not private, and this site releases nothing without privacy")
+            how = "" if plan.how.private else f" (its method is {plan.method})"
+            raise PlanRefused(f"the plan is not private{how}, and this site releases nothing without privacy")
         self.require_model(plan)
+        require(plan.method in self.methods, f"method {plan.method}", f"one of {', '.join(self.methods)}")
         units = ", ".join(self.privacy_units)
         require(plan.privacy_unit in self.privacy_units, f"privacy unit {plan.privacy_unit}", f"one of {units}")
         least = self.min_noise_multiplier
@@ -129,6 +135,10 @@ class SitePolicy:
                 f"the plan would bring epsilon to {spent:.4g}, above this site's budget of {self.epsilon:g} "
                 f"(spent so far: {before:.4g}, at delta {self.delta:g} per record)"
             )
+
+
+def _private_methods() -> tuple[str, ...]:
+    return tuple(name for name, method in METHODS.items() if method.private)
 
 
 def _key(name: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from client.data import SiteData
-from client.dpsgd import train_round
 from client.ledger import Ledger
+from client.mechanisms import train_round
 from client.policy import SitePolicy
 from client.randomness import OsRandomness, Randomness
 from common import broadcast, coding, models
@@ -28,7 +28,7 @@ class Workbench:
     ``shelf`` holds the broadcast models that came last, by digest: the next one may come as a difference from them.
     """
 
-    def __init__(self, device: str = "auto", shelf_size: int = 2) -> None:
+    def __init__(self, device: str = "auto", shelf_size: int = 3) -> None:
         self._device = _resolve_device(device)
         self._models: dict[str, models.FlatModel] = {}
         self.shelf = Shelf(shelf_size)
@@ -58,12 +58,19 @@ class Shelf:
 
         A process that plays many sites is given the same model for each of them and decodes it once.
         """
+        data, reference = broadcast.unpack(data, plan, self.get)
+        if reference is not None:
+            self._hold(plan.reference_digest, reference)
         model = self.get(plan.model_digest)
         if model is None:
-            model = self._held[plan.model_digest] = broadcast.decode(data, plan, self.get)
-            while len(self._held) > self._size:
-                self._held.popitem(last=False)
+            model = broadcast.decode(data, plan, self.get)
+            self._hold(plan.model_digest, model)
         return model
+
+    def _hold(self, digest: str, model: Values) -> None:
+        self._held[digest] = model
+        while len(self._held) > self._size:
+            self._held.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything, as a restart does."""
@@ -83,7 +90,8 @@ class SiteScore:
     """How the model of that digest does on a site's own records. It has no noise: it stays at the site."""
 
     digest: str
-    accuracy: float
+    accuracy: float | None
+    loss: float
 
 
 class Site:
@@ -182,16 +190,21 @@ class Site:
             self._guard.policy.require_model(plan)
         model = self._loaded(plan, model_bytes)
         model.module.eval()
-        right = 0
+        right: int | None = 0
+        loss = 0.0
         try:
             with torch.no_grad():
                 for start in range(0, self._data.size, plan.physical_batch_size):
                     rows = np.arange(start, min(start + plan.physical_batch_size, self._data.size))
                     inputs, targets = self._data.batch(rows, model.vector.device)
-                    right += int((model.module(models.channels_last(inputs)).argmax(1) == targets).sum())
+                    outputs = model.module(models.channels_last(inputs))
+                    found = models.right_answers(outputs, targets)
+                    right = None if found is None or right is None else right + found
+                    loss += float(models.sample_losses(model.module, outputs, targets).sum())
         finally:
             model.module.train()
-        return SiteScore(plan.model_digest, right / max(1, self._data.size))
+        count = max(1, self._data.size)
+        return SiteScore(plan.model_digest, None if right is None else right / count, loss / count)
 
     def _require_own_server(self, plan_bytes: bytes, signature: bytes) -> None:
         assert self._guard is not None
@@ -202,7 +215,7 @@ class Site:
     def _loaded(self, plan: RoundPlan, model_bytes: bytes) -> models.FlatModel:
         model = self._workbench.model(plan.model)
         step = plan.grid_step(self.declared_size)
-        if plan.private and not _LEAST_STEP <= step <= 1 / _LEAST_STEP:
+        if plan.private and plan.how.calibrated and not _LEAST_STEP <= step <= 1 / _LEAST_STEP:
             raise PlanRefused(
                 f"expected a learning rate, noise and grid whose released values have steps of {_LEAST_STEP:g} to "
                 f"{1 / _LEAST_STEP:g}, got {step:g}: single precision cannot carry them"
@@ -214,11 +227,13 @@ class Site:
 
     def _release(self, plan: RoundPlan, model: models.FlatModel, progress: Callable[[int], None]) -> bytes:
         randomness = self._randomness.for_round(plan.run, plan.round)
-        values = train_round(model, self._data, plan, randomness, progress)
-        mask = plan.mask
-        indices = None if plan.index_coding == "seed" else mask.indices()
-        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, values, indices)
-        return coding.encode(update, plan.value_coding, plan.index_coding, plan.grid_step(self.declared_size))
+        reference = self._workbench.shelf.get(plan.reference_digest)
+        upload = train_round(model, self._data, plan, randomness, progress, reference)
+        mask, indices = plan.mask, upload.indices
+        if indices is None and plan.index_coding_used != "seed":
+            indices = mask.indices()
+        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, upload.values, indices)
+        return coding.encode(update, plan.value_coding, plan.index_coding_used, plan.grid_step(self.declared_size))
 
 
 def _resolve_device(name: str) -> torch.device:

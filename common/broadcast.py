@@ -12,27 +12,34 @@ field                 bytes   meaning
 magic                 4       ``FSVM``
 version               1       1
 form                  1       0 ``f32``, 1 ``f16``, 2 ``grid`` (all integers), 3 ``delta`` (differences of integers
-                              on the masks' union), 4 ``held`` (nothing: the site holds it)
+                              on the masks' union), 4 ``held`` (nothing: the site holds it), 5 ``chosen`` (as
+                              ``delta``, on the chosen mask whose digest stands where the masks stand)
 masks                 2       how many masks follow; none in a ``delta`` means all coordinates
 base                  8       digest of the model that a ``delta`` starts from
 checksum              4       CRC-32 of everything else
 masks                 8 each  epoch and kept (uint32); seed and size are the plan's
 body                          little-endian floats, or ``common.integers``
 ====================  ======  =========================================================================
+
+Before it may stand blocks of things that a method needs besides, each sent to a site once: ``FSVK``, a mask that the
+server has chosen, in the compact index coding; ``FSVR``, a reference model, itself in one of the forms above. A block
+is its magic, the length of its content (uint32), a CRC-32 of both, and the content; the plan names what it must hold.
 """
 
 import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from common.coding import PartBytes, Values, from_grid, to_grid
 from common.errors import ConfigError, ModelMissing, WireError
+from common.indices import decode_indices, encode_indices
 from common.integers import Integers, decode_integers, encode_integers
-from common.mask import Indices, MaskSpec
+from common.mask import Indices, MaskSpec, held_mask, hold
 from common.plan import RoundPlan
 
 _MAGIC = b"FSVM"
@@ -41,7 +48,11 @@ _HEADER = struct.Struct("<4sBBH8s")
 _CHECKSUM = struct.Struct("<I")
 _MASK = struct.Struct("<II")
 _HEAD_BYTES = _HEADER.size + _CHECKSUM.size
-_FORMS = ("f32", "f16", "grid", "delta", "held")
+_FORMS = ("f32", "f16", "grid", "delta", "held", "chosen")
+_MASK_BLOCK, _REFERENCE_BLOCK = b"FSVK", b"FSVR"
+_BLOCK = struct.Struct("<4sI")
+_BLOCK_BYTES = _BLOCK.size + _CHECKSUM.size
+_DIGEST_BYTES = 8
 _NO_BASE = bytes(8)
 MOST_MASKS = 64  # drawing one takes time: a message must not make a site draw without end
 MOST_STEPS = 2**22  # integers beyond it could not be read back from a float32
@@ -79,16 +90,85 @@ def encode_delta(base: str, masks: Sequence[MaskSpec], difference: Integers) -> 
     return _framed(_FORMS.index("delta"), bytes.fromhex(base), masks, encode_integers(difference))
 
 
+def encode_chosen_delta(base: str, mask: MaskSpec, difference: Integers) -> bytes:
+    """Return ``difference`` from the model named ``base`` on a chosen mask that the site holds."""
+    body = bytes.fromhex(mask.chosen) + encode_integers(difference)
+    return _framed(_FORMS.index("chosen"), bytes.fromhex(base), (), body)
+
+
+def encode_mask(mask: MaskSpec) -> bytes:
+    """Return a chosen mask as a block that goes before a model."""
+    return _block(_MASK_BLOCK, encode_indices(mask.indices(), mask.size))
+
+
+def encode_reference(model: bytes) -> bytes:
+    """Return an encoded reference model as a block that goes before another model."""
+    return _block(_REFERENCE_BLOCK, model)
+
+
 def encode_held(base: str) -> bytes:
     """Return the word that a site holds the model already."""
     return _framed(_FORMS.index("held"), bytes.fromhex(base), (), b"")
 
 
 def parts_of(data: bytes) -> PartBytes:
-    """Return what the parts of an encoded model cost."""
-    masks = _HEADER.unpack_from(data)[3]
-    index = _MASK.size * masks
-    return PartBytes(index=index, values=len(data) - _HEAD_BYTES - index, header=_HEAD_BYTES)
+    """Return what the parts of an encoded model cost, with the blocks before it."""
+    mask, reference, model = _split(data)
+    _, _, form, masks, _ = _HEADER.unpack_from(model)
+    index = _DIGEST_BYTES if _FORMS[form] == "chosen" else _MASK.size * masks
+    parts = PartBytes(index=index, values=len(model) - _HEAD_BYTES - index, header=_HEAD_BYTES)
+    if mask is not None:
+        parts += PartBytes(index=len(mask), header=_BLOCK_BYTES)
+    if reference is not None:
+        parts += PartBytes(values=len(reference), header=_BLOCK_BYTES)
+    return parts
+
+
+def unpack(data: bytes, plan: RoundPlan, held: Callable[[str], Values | None]) -> tuple[bytes, Values | None]:
+    """Take the blocks off an encoded model: hold the mask, return the rest and the reference model where one came.
+
+    Guarantees: the mask and the reference are the ones that ``plan`` names. Raises ModelMissing where the plan names
+    one that neither came nor is held here (``held`` returns a model by its digest), WireError for other bytes.
+    """
+    mask, reference, model = _split(data)
+    if mask is not None:
+        if not plan.mask_chosen:
+            raise WireError("a mask came with a plan that names none")
+        if hold(decode_indices(mask, plan.mask_size, plan.mask_kept)) != plan.mask_chosen:
+            raise WireError(f"expected the mask {plan.mask_chosen}, got another one")
+    if not plan.mask.is_one_draw:
+        try:
+            _ = plan.mask.indices()  # raises ModelMissing where it is not held
+        except ConfigError as error:
+            raise WireError(f"a plan came with an impossible mask: {error}") from error
+    if reference is None:
+        needed = plan.reference_digest not in ("", plan.model_digest)
+        if needed and held(plan.reference_digest) is None:
+            raise ModelMissing(f"the reference model {plan.reference_digest} is not held here")
+        return model, None
+    if not plan.reference_digest:
+        raise WireError("a reference model came with a plan that names none")
+    return model, decode(reference, replace(plan, model_digest=plan.reference_digest), held)
+
+
+def _split(data: bytes) -> tuple[bytes | None, bytes | None, bytes]:
+    """Return the mask's block, the reference's block and the model."""
+    blocks: dict[bytes, bytes] = {}
+    while data[:4] in (_MASK_BLOCK, _REFERENCE_BLOCK) and data[:4] not in blocks:
+        if len(data) < _BLOCK_BYTES:
+            raise WireError(f"expected a block of at least {_BLOCK_BYTES} bytes, got {len(data)}")
+        magic, length = _BLOCK.unpack_from(data)
+        (checksum,) = _CHECKSUM.unpack_from(data, _BLOCK.size)
+        content = data[_BLOCK_BYTES : _BLOCK_BYTES + length]
+        if len(content) != length or zlib.crc32(content, zlib.crc32(data[: _BLOCK.size])) != checksum:
+            raise WireError(f"the checksum of {magic.decode()} does not match: it was damaged on its way")
+        blocks[magic], data = content, data[_BLOCK_BYTES + length :]
+    return blocks.get(_MASK_BLOCK), blocks.get(_REFERENCE_BLOCK), data
+
+
+def _block(magic: bytes, content: bytes) -> bytes:
+    head = _BLOCK.pack(magic, len(content))
+    return b"".join((head, _CHECKSUM.pack(zlib.crc32(content, zlib.crc32(head))), content))
 
 
 def decode(data: bytes, plan: RoundPlan, held: Callable[[str], Values | None]) -> Values:
@@ -110,20 +190,32 @@ def decode(data: bytes, plan: RoundPlan, held: Callable[[str], Values | None]) -
         start = held(base)
         if start is None:
             raise ModelMissing(f"the model {base} is not held here")
-        model = start if form == "held" else _moved(start, masks, body, plan)
+        if form == "chosen":
+            model = _moved_on(start, _chosen_of(body), body[_DIGEST_BYTES:], plan)
+        else:
+            model = start if form == "held" else _moved_on(start, union_of(masks, size), body, plan)
     if digest_of(model) != plan.model_digest:
-        if form in ("delta", "held"):
+        if form in ("delta", "held", "chosen"):
             raise ModelMissing(f"the difference from {base} does not lead to the model {plan.model_digest}")
         raise WireError(f"expected the model {plan.model_digest}, got {digest_of(model)}")
     model.setflags(write=False)
     return model
 
 
-def _moved(start: Values, masks: list[MaskSpec], body: memoryview, plan: RoundPlan) -> Values:
+def _chosen_of(body: memoryview) -> Indices:
+    digest = bytes(body[:_DIGEST_BYTES]).hex()
+    indices = held_mask(digest)
+    if indices is None:
+        raise ModelMissing(f"the mask {digest} is not held here")
+    return indices
+
+
+def _moved_on(start: Values, union: Indices | None, body: memoryview, plan: RoundPlan) -> Values:
     size, step = plan.mask.size, _step(plan)
     if start.shape != (size,):
         raise WireError(f"expected a model of {size} parameters to start from, got {start.size}")
-    union = union_of(masks, size)
+    if union is not None and union[-1] >= size:
+        raise WireError(f"expected a mask of {size} coordinates, got one that keeps {union[-1]}")
     difference = decode_integers(body, size if union is None else union.size)
     numbers = to_grid(start, step)
     if union is None:

@@ -26,7 +26,7 @@ Every length is checked against the plan before anything is allocated. Coding co
 post-processing and costs no privacy.
 
 ``calibrated`` rounds a value to the nearest multiple of ``grid_step`` = grid * s, with s the std of the noise in a
-released coordinate (``common.plan.release_noise_std``). The rounding error is at most half a step; the noise acts as
+released coordinate (``common.noise.release_noise_std``). The rounding error is at most half a step; the noise acts as
 its dither, so it has mean zero (up to exp(-2 pi^2 / grid^2)) and adds grid^2 / 12 to the variance s^2.
 """
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 from common.accounting import AccountantName, PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
-from common.plan import LEAST_CLIP_NORM, LEAST_GRID
+from common.methods import Method, method_of
+from common.plan import LEAST_CLIP_NORM, LEAST_GRID, SelectPer
 from common.schedule import DensitySchedule, ScheduleKind
 
 ServerOptimizerName = Literal["sgd", "momentum", "adam"]
@@ -39,6 +40,8 @@ class RunConfig:
     model: str = _about("name of a model of the zoo, or package.module:function")
     device: str = _about("where sites train: auto (CUDA when present), cpu, cuda, cuda:1, ...")
 
+    method: str = _about("how updates are made private and small: see 'fedsieve methods'")
+
     rounds: int = _about("rounds of the whole run")
     sites: int = _about("sites that take part; the run starts when that many nodes have joined")
     cohort: int = _about("sites asked in each round; 0: all of them")
@@ -63,9 +66,13 @@ class RunConfig:
     client_momentum: float = _about("momentum of the sites; the velocity lives on the mask and for one round")
     physical_batch_size: int = _about("records whose gradients are held in memory at once; changes no result")
 
-    density_schedule: ScheduleKind = _about("cooling (from dense to the final density) or constant")
+    density_schedule: ScheduleKind = _about(
+        "cooling (from dense to the final density), constant, or unfreezing (from the first density to the final)"
+    )
+    first_density: float = _about("fraction of the coordinates that move when unfreezing begins")
     final_density: float = _about("fraction of the coordinates that move at the end of the cooling")
     cooling_epochs: int = _about("epochs until the final density is reached; 0: the whole run")
+    warmup_epochs: int = _about("dense epochs from which method importance learns what matters; part of the budget")
     rounds_per_epoch: int = _about("rounds that share a mask")
     value_coding: ValueCoding = _about("how a value travels: calibrated (to the noise), f32, f16 or int8")
     grid: float = _about(
@@ -74,6 +81,13 @@ class RunConfig:
     index_coding: IndexCoding = _about("how kept coordinates travel: seed (not at all), raw or compact")
     downlink_coding: ModelCoding = _about("how the model travels: calibrated (differences), f32 or f16")
     downlink_grid: float = _about("step of a calibrated model over the noise that a round adds to it")
+
+    select_per: SelectPer = _about("how often the select methods choose coordinates: in each step, or once a round")
+    pick_epsilon: float = _about("epsilon of picking one coordinate, before sampling (select methods)")
+    pick_threshold: float = _about("magnitude of the mean gradient that select-sparse-vector looks for")
+    entry_bound: float = _about("largest magnitude of an entry of the mean gradient (select-exponential, compressive)")
+    second_clip_norm: float = _about("largest norm of the chosen coordinates of the mean gradient; 0: no second clip")
+    measurements: int = _about("values that method compressive uploads; 0: 4 kappa log(d / kappa)")
 
     weighting: Weighting = _about("mean over sites: uniform, or by the size that a site declares")
     server_optimizer: ServerOptimizerName = _about("sgd, momentum or adam, on the kept coordinates")
@@ -90,7 +104,7 @@ class RunConfig:
 
         for name in ("rounds", "sites", "min_cohort", "steps_per_round", "physical_batch_size", "rounds_per_epoch"):
             check(getattr(self, name) >= 1, name, "at least 1")
-        for name in ("cohort", "cooling_epochs", "evaluate_every"):
+        for name in ("cohort", "cooling_epochs", "warmup_epochs", "evaluate_every"):
             check(getattr(self, name) >= 0, name, "0 or more")
         for name in (
             "epsilon",
@@ -98,15 +112,21 @@ class RunConfig:
             "server_learning_rate",
             "round_deadline",
             "downlink_grid",
+            "pick_epsilon",
+            "entry_bound",
         ):
             value = getattr(self, name)
             check(value > 0 and math.isfinite(value), name, "a finite number above 0")
         for name, least in (("clip_norm", LEAST_CLIP_NORM), ("grid", LEAST_GRID)):
             check(least <= getattr(self, name) < math.inf, name, f"a finite number of at least {least:g}")
         check(self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "0 or more")
+        for name in ("pick_threshold", "second_clip_norm"):
+            check(0 <= getattr(self, name) < math.inf, name, "a finite number, 0 or more")
+        check(self.measurements >= 0, "measurements", "0 or more")
         check(0 < self.delta < 1, "delta", "0 < delta < 1")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling-rate <= 1")
         check(0 < self.final_density <= 1, "final_density", "0 < final-density <= 1")
+        check(0 < self.first_density <= 1, "first_density", "0 < first-density <= 1")
         check(0 <= self.client_momentum < 1, "client_momentum", "0 <= client-momentum < 1")
         check(0 <= self.server_momentum < 1, "server_momentum", "0 <= server-momentum < 1")
         check(0 <= self.server_averaging < 1, "server_averaging", "0 <= server-averaging < 1")
@@ -120,15 +140,29 @@ class RunConfig:
         check(self.min_cohort <= self.cohort_size, "min_cohort", f"at most the cohort of {self.cohort_size}")
         check("/" not in self.name and self.name not in (".", ".."), "name", "a folder's name without '/'")
         check(len(self.run_name) <= 200, "name", "at most 200 characters")
+        self.how.check(self)
+        _ = self.schedule  # its own checks
 
     @property
     def run_name(self) -> str:
         """The run's name: as given, or one that says what runs."""
         if self.name:
             return self.name
-        kind = f"eps{self.epsilon:g}" if self.private else "not-private"
+        kind = f"eps{self.epsilon:g}" if self.is_private else "not-private"
+        if self.method != "random":
+            kind = f"{self.method}-{kind}"
         dataset = self.dataset.rstrip("/").rsplit("/", 1)[-1]
         return f"{dataset}-{self.model}-{kind}-density{self.final_density:g}-seed{self.seed}".replace(":", "_")
+
+    @property
+    def how(self) -> Method:
+        """The method of the run."""
+        return method_of(self.method)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether what the run releases is differentially private."""
+        return self.private and self.how.private
 
     @property
     def cohort_size(self) -> int:
@@ -143,20 +177,27 @@ class RunConfig:
     @property
     def value_coding_used(self) -> ValueCoding:
         """The value coding of the run's plans: f16 stands in where there is no noise to calibrate to."""
-        return "f16" if self.value_coding == "calibrated" and not self.private else self.value_coding
+        return "f16" if self.value_coding == "calibrated" and not self._calibrated else self.value_coding
+
+    @property
+    def index_coding_used(self) -> IndexCoding:
+        """The index coding of the run's plans: compact stands in where no seed gives what a site chose."""
+        chosen = self.how.uploads == "indices and values"
+        return "compact" if self.index_coding == "seed" and chosen else self.index_coding
 
     @property
     def downlink_coding_used(self) -> ModelCoding:
         """The coding of the run's models: f16 stands in where there is no noise to calibrate to."""
-        return "f16" if self.downlink_coding == "calibrated" and not self.private else self.downlink_coding
+        return "f16" if self.downlink_coding == "calibrated" and not self._calibrated else self.downlink_coding
+
+    @property
+    def _calibrated(self) -> bool:
+        return self.is_private and self.how.calibrated
 
     @property
     def schedule(self) -> DensitySchedule:
         """The density of each epoch."""
-        epochs = -(-self.rounds // self.rounds_per_epoch)
-        return DensitySchedule(
-            self.density_schedule, self.final_density, self.cooling_epochs or epochs, self.rounds_per_epoch
-        )
+        return self.how.schedule(self)
 
     @classmethod
     def parse(cls, mapping: Mapping[str, ConfigValue]) -> "RunConfig":

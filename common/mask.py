@@ -1,15 +1,16 @@
-"""Masks: which coordinates move during an epoch, derived by every side from one public seed."""
+"""Masks: which coordinates move, derived by every side from one public seed, or chosen by the server and named."""
 
 import hashlib
 import math
 import struct
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
+from common.errors import ConfigError, ModelMissing
 
 Indices = NDArray[np.int64]
 
@@ -26,15 +27,20 @@ def kept_count(size: int, density: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MaskSpec:
-    """A random mask by name: all that is needed to draw it anywhere.
+    """A mask by name: all that is needed to draw it anywhere, or to know it again.
 
-    ``seed`` is public, ``epoch`` counts from 0, ``size`` is d, ``kept`` is k.
+    ``seed`` is public, ``epoch`` counts from 0, ``size`` is d, ``kept`` is k. Two kinds are not drawn as one subset:
+    a mask that the server has chosen is known by the digest ``chosen`` of its indices, which travel once (``hold``
+    keeps them); and the union of ``draws`` random masks of ``drawn_kept`` each, of the epochs from ``epoch`` on.
     """
 
     seed: int
     epoch: int
     size: int
     kept: int
+    chosen: str = ""
+    draws: int = 1
+    drawn_kept: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -43,6 +49,27 @@ class MaskSpec:
             raise ConfigError(f"expected 0 <= epoch < 2^32, got epoch={self.epoch}")
         if not 1 <= self.kept <= self.size < _MAX_SIZE:
             raise ConfigError(f"expected 1 <= kept <= size < 2^32, got kept={self.kept}, size={self.size}")
+        if self.draws > 1 and not 1 <= self.drawn_kept <= self.kept:
+            raise ConfigError(f"expected 1 <= drawn_kept <= kept={self.kept}, got drawn_kept={self.drawn_kept}")
+
+    @classmethod
+    def union_of_draws(cls, seed: int, epoch: int, size: int, drawn_kept: int, draws: int) -> "MaskSpec":
+        """Return the union of ``draws`` random masks of ``drawn_kept`` each."""
+        if draws == 1 or drawn_kept == size:
+            return cls(seed, epoch, size, drawn_kept)
+        kept = int(_union(tuple(cls(seed, epoch + draw, size, drawn_kept) for draw in range(draws))).size)
+        return cls(seed, epoch, size, kept, draws=draws, drawn_kept=drawn_kept)
+
+    @property
+    def is_one_draw(self) -> bool:
+        """Whether seed, epoch, size and kept say it all."""
+        return not self.chosen and self.draws == 1
+
+    def parts(self) -> tuple["MaskSpec", ...]:
+        """Return the random masks of which it is the union: itself where it is one draw."""
+        if self.draws == 1:
+            return (self,)
+        return tuple(MaskSpec(self.seed, self.epoch + draw, self.size, self.drawn_kept) for draw in range(self.draws))
 
     def digest(self) -> int:
         """Return 32 bits of a hash of the mask's name, for the header of a release."""
@@ -55,18 +82,79 @@ class MaskSpec:
         first 128 bits of SHA-256(tag, seed, epoch, size); equal words are taken in order of their index.
         Guarantees: exactly ``kept`` distinct indices; uniform over all subsets of that size; independent of data;
         the same on every machine and NumPy version (raw Philox words are part of NumPy's stability promise).
+        Edge cases: raises ModelMissing where the mask was chosen and is not held here, ConfigError where a union is
+        not as large as it says.
         """
-        return _draw(self)
+        if self.chosen:
+            return _held(self)
+        if self.draws == 1:
+            return _draw(self)
+        union = _union(self.parts())
+        if union.size != self.kept:
+            raise ConfigError(f"expected a union of {self.kept} coordinates, got {union.size}")
+        return union
 
     def _hash(self) -> bytes:
-        return hashlib.sha256(
-            _PROTOCOL_TAG + struct.pack("<QQQQ", self.seed, self.epoch, self.size, self.kept)
-        ).digest()
+        name = _PROTOCOL_TAG + struct.pack("<QQQQ", self.seed, self.epoch, self.size, self.kept)
+        if not self.is_one_draw:
+            name += struct.pack("<QQ", self.draws, self.drawn_kept) + self.chosen.encode()
+        return hashlib.sha256(name).digest()
 
     def _key(self) -> int:
         # `kept` stays out of the key: with the same seed and epoch a denser mask contains every sparser one.
         name = _PROTOCOL_TAG + struct.pack("<QQQ", self.seed, self.epoch, self.size)
         return int.from_bytes(hashlib.sha256(name).digest()[:16], "little")
+
+
+_HELD: OrderedDict[str, Indices] = OrderedDict()  # masks that were chosen, by digest; the latest used stay
+_MOST_HELD = 16
+
+
+def hold(indices: Indices) -> str:
+    """Keep a mask that was chosen, in this process, and return its digest: 64 bits of SHA-256, 16 hexadecimal digits.
+
+    It is known by its content, so that whoever asks for a digest gets that mask or none.
+    """
+    digest = hashlib.sha256(np.ascontiguousarray(indices, "<i8").data).hexdigest()[:16]
+    if digest not in _HELD:
+        kept = np.array(indices, np.int64)
+        kept.setflags(write=False)
+        _HELD[digest] = kept
+        while len(_HELD) > _MOST_HELD:
+            _HELD.popitem(last=False)
+    _HELD.move_to_end(digest)
+    return digest
+
+
+def held_mask(digest: str) -> Indices | None:
+    """Return the mask of that digest, if it is held."""
+    if digest in _HELD:
+        _HELD.move_to_end(digest)
+    return _HELD.get(digest)
+
+
+def let_go() -> None:
+    """Forget all masks that were chosen, as a restart does."""
+    _HELD.clear()
+
+
+def _held(spec: MaskSpec) -> Indices:
+    indices = held_mask(spec.chosen)
+    if indices is None:
+        raise ModelMissing(f"the mask {spec.chosen} is not held here")
+    if indices.size != spec.kept or indices[-1] >= spec.size:
+        raise ConfigError(f"the mask {spec.chosen} does not keep {spec.kept} of {spec.size} coordinates")
+    return indices
+
+
+@lru_cache(maxsize=2)
+def _union(masks: tuple[MaskSpec, ...]) -> Indices:
+    kept = np.zeros(masks[0].size, np.bool_)
+    for mask in masks:
+        kept[mask.indices()] = True
+    indices = np.flatnonzero(kept)
+    indices.setflags(write=False)
+    return indices
 
 
 @lru_cache(maxsize=2)

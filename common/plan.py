@@ -4,17 +4,19 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from common.accounting import Charge, PrivacyUnit
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, WireError
 from common.mask import MaskSpec
+from common.methods import Method, method_of
 
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES = 4096
 LEAST_GRID = 2.0**-6
 LEAST_CLIP_NORM = 1e-6
+SelectPer = Literal["step", "round"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,11 @@ class RoundPlan:
     ``grid`` is the step of ``calibrated`` values over the std of their noise. ``model_digest`` names the model to start
     from (``common.broadcast.digest_of``), whose parameters are multiples of ``model_step``, or any numbers where that
     is 0.
+    ``mask_chosen`` names a mask that the server has chosen; ``mask_draws`` masks of ``mask_drawn_kept`` each are the
+    ones of a plan with a mask for every step. ``reference_digest`` names a broadcast model of an earlier round that the
+    method needs besides; ``standardised`` values are those of gradients less their mean, over their spread.
+    ``select_per``, ``pick_epsilon``, ``pick_threshold`` and ``second_clip_norm`` are those of the select methods,
+    ``entry_bound`` that of select-exponential and compressive, ``measurements`` that of compressive; 0 elsewhere.
     """
 
     run: str
@@ -53,6 +60,18 @@ class RoundPlan:
     grid: float
     model_digest: str
     model_step: float
+    method: str = "random"
+    mask_chosen: str = ""
+    mask_draws: int = 1
+    mask_drawn_kept: int = 0
+    reference_digest: str = ""
+    standardised: bool = False
+    select_per: SelectPer = "step"
+    pick_epsilon: float = 0.0
+    pick_threshold: float = 0.0
+    entry_bound: float = 0.0
+    second_clip_norm: float = 0.0
+    measurements: int = 0
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, expected: str) -> None:
@@ -82,13 +101,43 @@ class RoundPlan:
         # A grid far finer than the noise would show in which order floats were added: see common.randomness.
         check(LEAST_GRID <= self.grid < math.inf, "grid", f"a finite grid of at least {LEAST_GRID:g}")
         check(re.fullmatch("[0-9a-f]{16}", self.model_digest) is not None, "model_digest", "16 hexadecimal digits")
+        for name in ("mask_chosen", "reference_digest"):
+            digest = getattr(self, name)
+            check(re.fullmatch("([0-9a-f]{16})?", digest) is not None, name, "16 hexadecimal digits or none")
+        check(self.mask_draws in (1, self.steps), "mask_draws", f"one mask, or one for each of {self.steps} steps")
+        check(not self.standardised or bool(self.reference_digest), "standardised", "a reference to standardise by")
+        check(not self.mask_chosen or self.mask_draws == 1, "mask_draws", "one, where the mask is chosen")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
+        check(self.select_per in get_args(SelectPer), "select_per", f"one of {get_args(SelectPer)}")
+        for name in ("pick_epsilon", "pick_threshold", "entry_bound", "second_clip_norm"):
+            check(0 <= getattr(self, name) < math.inf, name, f"a finite {name} >= 0")
+        check(self.measurements >= 0, "measurements", "measurements >= 0")
+        check(not self.private or self.how.private, "method", "a private method in a private plan")
         _ = self.mask  # its own checks
+        self.how.check_plan(self)
+
+    @property
+    def how(self) -> Method:
+        """The method by which this round is carried out and accounted."""
+        return method_of(self.method)
 
     @property
     def mask(self) -> MaskSpec:
         """The mask of this round."""
-        return MaskSpec(self.mask_seed, self.mask_epoch, self.mask_size, self.mask_kept)
+        return MaskSpec(
+            self.mask_seed,
+            self.mask_epoch,
+            self.mask_size,
+            self.mask_kept,
+            self.mask_chosen,
+            self.mask_draws,
+            self.mask_drawn_kept,
+        )
+
+    @property
+    def index_coding_used(self) -> IndexCoding:
+        """How the coordinates of an upload travel: not at all where it has none, as measurements do not."""
+        return "seed" if self.how.uploads == "measurements" else self.index_coding
 
     @property
     def charge(self) -> Charge | None:
@@ -102,7 +151,7 @@ class RoundPlan:
             return None
         if self.privacy_unit == "client":
             return Charge(self.noise_multiplier / 2, 1.0, 1)
-        return Charge(self.noise_multiplier, self.sampling_rate, self.steps)
+        return self.how.charge(self)
 
     def grid_step(self, declared_size: int) -> float:
         """Return the step of the grid of ``calibrated`` values, for a site of that size; 0 where nothing is private.
@@ -111,15 +160,7 @@ class RoundPlan:
         """
         if self.privacy_unit == "client":
             return self.grid * self.noise_multiplier * self.clip_norm / math.sqrt(self.cohort)
-        return self.grid * release_noise_std(
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            learning_rate=self.learning_rate,
-            sampling_rate=self.sampling_rate,
-            steps=self.steps,
-            momentum=self.momentum,
-            declared_size=declared_size,
-        )
+        return self.grid * self.how.noise_std(self, declared_size)
 
     def to_bytes(self) -> bytes:
         """Return the plan as canonical JSON: sorted keys, no spaces, floats that parse back to the same bits."""
@@ -145,31 +186,6 @@ class RoundPlan:
             raise WireError(str(error)) from error
 
 
-def release_noise_std(
-    *,
-    noise_multiplier: float,
-    clip_norm: float,
-    learning_rate: float,
-    sampling_rate: float,
-    steps: int,
-    momentum: float,
-    declared_size: int,
-) -> float:
-    """Return s, the std of the noise in each coordinate that a site of n = ``declared_size`` records releases.
-
-    Computes: s = learning_rate * noise_multiplier * clip_norm / (sampling_rate * n) * sqrt(sum over m = 1..steps of
-    (1 + momentum + ... + momentum^(m-1))^2): the noise of a step moves the parameters in that step and, through the
-    velocity, in every later one of the round. Without momentum the root is sqrt(steps).
-    Guarantees: a function of the plan and of a public number, never of data; the same bits on every machine (sums,
-    products, quotients and one square root, all exactly rounded).
-    """
-    reach, squares = 0.0, 0.0
-    for _ in range(steps):
-        reach = 1.0 + momentum * reach
-        squares += reach * reach
-    return learning_rate * noise_multiplier * clip_norm / (sampling_rate * declared_size) * math.sqrt(squares)
-
-
 def _typed(name: str, value: Any, expected: Any) -> Any:
     kinds: dict[Any, type] = {
         int: int,
@@ -179,6 +195,7 @@ def _typed(name: str, value: Any, expected: Any) -> Any:
         ValueCoding: str,
         IndexCoding: str,
         PrivacyUnit: str,
+        SelectPer: str,
     }
     if type(value) is not kinds[expected]:
         raise WireError(f"plan: expected {name} of type {kinds[expected].__name__}, got {value!r}")

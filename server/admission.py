@@ -8,16 +8,18 @@ from flwr.app import Message
 from common import coding
 from common.coding import PartBytes, Values
 from common.errors import WireError
+from common.mask import Indices
 from common.plan import RoundPlan
 from common.records import ModelWanted, Refusal, parse_answer
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedUpdate:
-    """The values of one site on the kept coordinates: finite, of the right round, model and mask."""
+    """The values of one site, finite, of the right round, model and mask; ``indices`` where the site chose them."""
 
     values: Values
     parts: PartBytes
+    indices: Indices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def admit(reply: Message, plan: RoundPlan, declared_size: int) -> AdmittedUpdate
             return Rejection(f"refused: {_last_line(answer.reason)}", spent=False, for_good=answer.for_good)
         if isinstance(answer, ModelWanted):  # it was given the whole model and asks for it once more
             return Rejection("the site asked for the whole model twice", spent=False)
-        return _admit_update(answer.update, plan, declared_size)
+        return admit_update(answer.update, plan, declared_size)
     except WireError as error:
         return Rejection(str(error))
 
@@ -55,21 +57,22 @@ def wants_model(reply: Message) -> bool:
         return False
 
 
-def _admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
-    mask = plan.mask
+def admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedUpdate | Rejection:
+    """Check an encoded update of a site that declared a size against the plan that it answers; may raise WireError."""
+    mask, most, uploads = plan.mask, plan.how.most_values(plan), plan.how.uploads
     largest = (
         coding.HEADER_BYTES
-        + coding.largest_value_bytes(plan.value_coding, mask.kept)
-        + coding.largest_index_bytes(plan.index_coding, mask.size, mask.kept)
+        + coding.largest_value_bytes(plan.value_coding, most)
+        + coding.largest_index_bytes(plan.index_coding_used, mask.size, most)
     )
     if len(data) > largest:
         return Rejection(f"expected at most {largest} bytes, got {len(data)}")
     update = coding.decode(
         data,
         size=mask.size,
-        max_kept=mask.kept,
+        max_kept=most,
         value_coding=plan.value_coding,
-        index_coding=plan.index_coding,
+        index_coding=plan.index_coding_used,
         grid_step=plan.grid_step(declared_size),
     )
     if update.round != plan.round:
@@ -78,13 +81,14 @@ def _admit_update(data: bytes, plan: RoundPlan, declared_size: int) -> AdmittedU
         return Rejection(f"expected model version {plan.model_version}, got {update.model_version}")
     if update.mask_digest != mask.digest():
         return Rejection("the update was made under another mask")
-    if update.values.size != mask.kept:
-        return Rejection(f"expected {mask.kept} values, got {update.values.size}")
-    if update.indices is not None and not np.array_equal(update.indices, mask.indices()):
+    chosen = uploads == "indices and values"
+    if update.values.size != most and not chosen:
+        return Rejection(f"expected {most} values, got {update.values.size}")
+    if update.indices is not None and not chosen and not np.array_equal(update.indices, mask.indices()):
         return Rejection("the update speaks of other coordinates than the mask's")
     if not np.isfinite(update.values).all():
         return Rejection("the update has values that are not finite")
-    return AdmittedUpdate(update.values, coding.parts_of(data))
+    return AdmittedUpdate(update.values, coding.parts_of(data), update.indices if chosen else None)
 
 
 def _last_line(text: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from logging import INFO, WARNING
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
@@ -15,12 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from common import datasets, models
-from common.accounting import Charge, PrivacyUnit, calibrate_noise_multiplier, epsilon_of, neighbours_of
+from common.accounting import PrivacyUnit, neighbours_of
 from common.coding import PartBytes, Values
 from common.config import RunConfig
-from common.errors import ConfigError, ModelError
+from common.errors import ModelError
 from common.integers import grid_entropy_bits
-from common.plan import release_noise_std
 from common.randomness import RoundRandomness, SecureRandomness
 from common.signing import PlanSigner
 from server.aggregate import ModelAverage, ServerOptimizer
@@ -28,7 +28,9 @@ from server.checkpoint import Checkpoint
 from server.downlink import Downlink
 from server.evaluation import Evaluator, Score
 from server.federation import Member, join
-from server.masks import RandomMasks
+from server.methods import open_policy
+from server.methods.policy import MethodPolicy
+from server.planning import run_noise_multiplier, sample_plan
 from server.privacy import PrivacyAccount
 from server.runfolder import RunFolder
 from server.runlog import Event, Listener, RunLog
@@ -72,7 +74,8 @@ def run(
     """
     evaluate = _evaluation(config)
     initial = models.initial_vector(config.model, config.seed)
-    noise_multiplier = _noise_multiplier(config)
+    policy = open_policy(config, initial.size)
+    noise_multiplier = run_noise_multiplier(config, policy)
     signer = PlanSigner.load(Path(config.server_key)) if config.server_key else None
     # Everything that can be wrong with a config has been tried by now: only then is a folder made and a site asked.
     members = join(grid, config.sites, config.round_deadline)
@@ -86,7 +89,7 @@ def run(
             Traffic(initial.size),
         )
         if config.resume:
-            initial = _restore(state, Checkpoint.load(folder.checkpoint), initial, log)
+            initial = _restore(state, policy, Checkpoint.load(folder.checkpoint), initial, log)
             _ask_again_if_needed(state, config, members)
             so_far = state.traffic.uplink
             log.write(
@@ -100,19 +103,22 @@ def run(
             _log_start(log, folder, config, noise_multiplier, members, initial, evaluate)
 
         def save(model: Values) -> None:
-            _checkpoint(state, model, log).save(folder.checkpoint)
+            _checkpoint(state, policy, model, log).save(folder.checkpoint)
 
-        save(initial)
         downlink = Downlink(
-            config.downlink_coding_used, _model_step(config, noise_multiplier, members, state.optimizer)
+            config.downlink_coding_used, _model_step(config, policy, noise_multiplier, members, state.optimizer)
         )
         downlink.publish(initial, state.model_version, None)
+        if not config.resume:
+            policy.begin(downlink.model)
+        downlink.use_reference(policy.reference)
+        save(initial)
         strategy = SparseDpStrategy(
             run_name=folder.name,
             config=config,
             noise_multiplier=noise_multiplier,
             members=members,
-            masks=RandomMasks(config.seed, initial.size, config.schedule),
+            policy=policy,
             downlink=downlink,
             signer=signer,
             state=state,
@@ -122,7 +128,7 @@ def run(
             randomness=randomness,
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
-        return _finish(log, folder, config, state, strategy, strategy.result(), evaluate)
+        return _finish(log, folder, config, policy, state, strategy, strategy.result(), evaluate)
     finally:
         log.close()
 
@@ -153,32 +159,13 @@ def _evaluation(config: RunConfig) -> Callable[[Values], Score | None]:
     return Evaluator(config.model, datasets.load(config.dataset)).score
 
 
-def _noise_multiplier(config: RunConfig) -> float:
-    """Return the noise of the whole run: as given, or just enough for the budget if every round asks every site."""
-    if not config.private:
-        return 0.0
-    by_client = config.privacy_unit == "client"
-    steps = config.rounds if by_client else config.rounds * config.steps_per_round
-    sampling_rate = config.cohort_rate if by_client else config.sampling_rate
-    if not config.noise_multiplier:
-        return calibrate_noise_multiplier(
-            epsilon=config.epsilon,
-            delta=config.delta,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            accountant=config.accountant,
-        )
-    charge = Charge(config.noise_multiplier, sampling_rate, steps)
-    cost = epsilon_of((charge,), config.delta, config.accountant)
-    if cost > config.epsilon:
-        raise ConfigError(
-            f"noise-multiplier={config.noise_multiplier:g} over {steps} steps costs epsilon {cost:.4g}, above "
-            f"epsilon={config.epsilon:g}: raise 'noise-multiplier' or 'epsilon', or set noise-multiplier=0 to calibrate"
-        )
-    return config.noise_multiplier
-
-
-def _model_step(config: RunConfig, noise_multiplier: float, members: list[Member], optimizer: ServerOptimizer) -> float:
+def _model_step(
+    config: RunConfig,
+    policy: MethodPolicy,
+    noise_multiplier: float,
+    members: list[Member],
+    optimizer: ServerOptimizer,
+) -> float:
     """Return the step of the grid on which the model travels: downlink-grid times the noise that a round adds to it.
 
     The noise of a mean over a cohort of c with weights w and noise s_i is that of a typical cohort:
@@ -188,33 +175,21 @@ def _model_step(config: RunConfig, noise_multiplier: float, members: list[Member
         noise_std = noise_multiplier * config.clip_norm / config.cohort_size
         return config.downlink_grid * optimizer.noise_gain(noise_std)
     sizes = np.array([member.declared_size for member in members], np.float64)
-    noise = np.array(
-        [
-            release_noise_std(
-                noise_multiplier=noise_multiplier,
-                clip_norm=config.clip_norm,
-                learning_rate=config.learning_rate,
-                sampling_rate=config.sampling_rate,
-                steps=config.steps_per_round,
-                momentum=config.client_momentum,
-                declared_size=member.declared_size,
-            )
-            for member in members
-        ]
-    )
+    plan = sample_plan(config, policy, noise_multiplier, 1)
+    noise = np.array([plan.how.noise_std(plan, member.declared_size) for member in members])
     weights = sizes if config.weighting == "size" else np.ones_like(sizes)
     mean_noise = math.sqrt(float(np.square(weights * noise).mean()) / config.cohort_size) / float(weights.mean())
     return config.downlink_grid * optimizer.noise_gain(mean_noise)
 
 
-def _restore(state: ServerState, checkpoint: Checkpoint, initial: Values, log: RunLog) -> Values:
-    if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != _arrays(state).keys():
-        raise ModelError("the checkpoint is of another model or server optimizer than the run config's")
+def _restore(state: ServerState, policy: MethodPolicy, checkpoint: Checkpoint, initial: Values, log: RunLog) -> Values:
+    if checkpoint.model.shape != initial.shape or checkpoint.optimizer.keys() != _arrays(state, policy).keys():
+        raise ModelError("the checkpoint is of another model, method or server optimizer than the run config's")
     log.rewind(checkpoint.log_position)
     state.run_id = checkpoint.run_id
     state.rounds_done, state.model_version = checkpoint.rounds_done, checkpoint.model_version
     state.seconds = checkpoint.seconds
-    for holder in (state.optimizer, state.average):
+    for holder in (state.optimizer, state.average, policy):
         holder.state.update({name: checkpoint.optimizer[name] for name in holder.state})
     state.privacy.restore(checkpoint.privacy)
     state.traffic = Traffic.from_json(initial.size, checkpoint.traffic)
@@ -232,11 +207,11 @@ def _ask_again_if_needed(state: ServerState, config: RunConfig, members: list[Me
         state.counts = {site: replace(counts, dropped="") for site, counts in state.counts.items()}
 
 
-def _arrays(state: ServerState) -> dict[str, NDArray[np.float32]]:
-    return {**state.optimizer.state, **state.average.state}
+def _arrays(state: ServerState, policy: MethodPolicy) -> dict[str, NDArray[Any]]:
+    return {**state.optimizer.state, **state.average.state, **policy.state}
 
 
-def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
+def _checkpoint(state: ServerState, policy: MethodPolicy, model: Values, log: RunLog) -> Checkpoint:
     return Checkpoint(
         model=model,
         run_id=state.run_id,
@@ -244,7 +219,7 @@ def _checkpoint(state: ServerState, model: Values, log: RunLog) -> Checkpoint:
         model_version=state.model_version,
         log_position=log.position(),
         seconds=state.seconds,
-        optimizer=_arrays(state),
+        optimizer=_arrays(state, policy),
         privacy=state.privacy.to_json(),
         traffic=state.traffic.to_json(),
         counts={str(site): [*astuple(counts)] for site, counts in state.counts.items()},
@@ -268,7 +243,8 @@ def _log_start(
         time=time.time(),
         config=config.to_mapping(),
         parameters=initial.size,
-        private=config.private,
+        method=config.method,
+        private=config.is_private,
         noise_multiplier=noise_multiplier,
         value_coding=config.value_coding_used,
         downlink_coding=config.downlink_coding_used,
@@ -277,7 +253,7 @@ def _log_start(
         privacy_unit=config.privacy_unit,
         neighbours=neighbours_of(config.privacy_unit),
         sites=len(members),
-        planned_epsilon=config.epsilon if config.private else None,
+        planned_epsilon=config.epsilon if config.is_private else None,
         initial_accuracy=score.accuracy if score else None,
         initial_loss=score.loss if score else None,
     )
@@ -287,16 +263,16 @@ def _finish(
     log: RunLog,
     folder: RunFolder,
     config: RunConfig,
+    policy: MethodPolicy,
     state: ServerState,
     strategy: SparseDpStrategy,
     model: Values,
     evaluate: Callable[[Values], Score | None],
 ) -> RunResult:
     score = evaluate(model)
-    epsilon = state.privacy.largest_epsilon() if config.private else None
+    epsilon = state.privacy.largest_epsilon() if config.is_private else None
     uplink, downlink = state.traffic.uplink, state.traffic.downlink
-    masks = RandomMasks(config.seed, model.size, config.schedule)
-    kept = [masks.mask(round_number).kept for round_number in range(1, config.rounds + 1)]
+    kept = [policy.kept(round_number) for round_number in range(1, config.rounds + 1)]
     log.write(
         "end",
         rounds=state.rounds_done,

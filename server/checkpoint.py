@@ -27,7 +27,7 @@ class Checkpoint:
     model_version: int
     log_position: int
     seconds: float
-    optimizer: dict[str, NDArray[np.float32]]
+    optimizer: dict[str, NDArray[Any]]
     privacy: dict[str, Any]
     traffic: dict[str, Any]
     counts: dict[str, Any] = field(default_factory=dict)

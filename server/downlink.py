@@ -36,8 +36,13 @@ class Downlink:
         self._grid_step = grid_step
         self._versions: dict[int, _Version] = {}
         self._confirmed: dict[int, int] = {}
-        self._written: dict[int | None, bytes] = {}  # for the current version, by the version that it starts from
+        self._masks_held: dict[int, str] = {}  # by site: the chosen mask that it last answered under
+        # For the current version and mask: by the version that it starts from, and the chosen mask that is held.
+        self._written: dict[tuple[int | None, str | None, bool], bytes] = {}
         self._current = -1
+        self._mask: MaskSpec | None = None
+        self._reference: Values | None = None
+        self.reference_digest = ""
 
     def publish(self, model: Values, version: int, mask: MaskSpec | None) -> None:
         """Make ``model`` the current one; it differs from the version before on ``mask`` alone (None: anywhere)."""
@@ -70,46 +75,84 @@ class Downlink:
         """The step of the grid that the current broadcast model lies on; 0 for none."""
         return 0.0 if self._versions[self._current].numbers is None else self._grid_step
 
+    def use_mask(self, mask: MaskSpec) -> None:
+        """Have the coming round use ``mask``: one that was chosen goes with the model to whoever does not hold it."""
+        self._mask = mask
+        self._written.clear()
+
+    def use_reference(self, model: Values | None) -> None:
+        """Have every site hold ``model``, a broadcast model, besides the current one."""
+        self._reference = model
+        self.reference_digest = "" if model is None else digest_of(model)
+
     def confirm(self, site: int) -> None:
-        """Note that a site holds the current broadcast model."""
+        """Note that a site holds the current broadcast model, and the mask and the reference with it."""
         self._confirmed[site] = self._current
+        if self._mask is not None and self._mask.chosen:
+            self._masks_held[site] = self._mask.chosen
 
     def forget(self, site: int) -> None:
         """Note that a site does not hold what it was thought to hold."""
         self._confirmed.pop(site, None)
+        self._masks_held.pop(site, None)
 
     def bytes_for(self, site: int) -> bytes:
         """Return what brings a site to the current model; sites that hold the same get the same object."""
-        base = self._confirmed.get(site)
+        base, held = self._confirmed.get(site), self._masks_held.get(site)
+        reference = b"" if base is not None else self._reference_block()
         if base not in self._versions:
             base = None
-        if base not in self._written:
-            self._written[base] = self._from(base)
-        return self._written[base]
+        key = (base, held, bool(reference))
+        if key not in self._written:
+            self._written[key] = self._mask_block(held) + reference + self._from(base, held)
+        return self._written[key]
+
+    def _mask_block(self, held: str | None) -> bytes:
+        if self._mask is None or not self._mask.chosen or self._mask.chosen == held:
+            return b""
+        return broadcast.encode_mask(self._mask)
+
+    def _reference_block(self) -> bytes:
+        """Return the reference for a site that has not answered yet; nothing where it is the current model."""
+        if self._reference is None or self.reference_digest == self.digest:
+            return b""
+        if self.step:
+            numbers = to_grid(self._reference, self.step)
+            if np.array_equal(from_grid(numbers, self.step), self._reference):
+                return broadcast.encode_reference(broadcast.encode_grid(numbers))
+        floats = broadcast.encode_floats(self._reference, "f16" if self._coding == "f16" else "f32")
+        return broadcast.encode_reference(floats)
 
     @staticmethod
     def parts_of(data: bytes) -> PartBytes:
         """Return what the parts of ``bytes_for`` cost."""
         return broadcast.parts_of(data)
 
-    def _from(self, base: int | None) -> bytes:
+    def _from(self, base: int | None, held: str | None) -> bytes:
         now = self._versions[self._current]
         if base == self._current:
             return broadcast.encode_held(now.digest)
         if now.numbers is None:
             return broadcast.encode_floats(now.model, "f16" if self._coding == "f16" else "f32")
-        delta = None if base is None else self._delta(base, now.numbers)
+        delta = None if base is None else self._delta(base, now.numbers, held)
         return broadcast.encode_grid(now.numbers) if delta is None else delta
 
-    def _delta(self, base: int, numbers: Integers) -> bytes | None:
-        """Return the difference from version ``base``, or None where the whole model is smaller."""
+    def _delta(self, base: int, numbers: Integers, held: str | None) -> bytes | None:
+        """Return the difference from version ``base``, or None where the whole model is smaller.
+
+        On a chosen mask where it is the one that the site holds; on all coordinates where others came in between.
+        """
         start = self._versions[base]
         if start.numbers is None:
             return None
         between = [self._versions[version].mask for version in range(base + 1, self._current + 1)]
         masks = list(dict.fromkeys(mask for mask in between if mask is not None))  # rounds of an epoch share theirs
-        union = None if None in between else union_of(masks, numbers.size)
+        chosen = len(masks) == 1 and bool(masks[0].chosen) and masks[0].chosen == held
+        known = None not in between and (chosen or all(mask.is_one_draw for mask in masks))
+        union = union_of(masks, numbers.size) if known else None
         difference = numbers - start.numbers if union is None else numbers[union] - start.numbers[union]
         if estimated_bits(difference) >= estimated_bits(numbers):
             return None
+        if chosen and union is not None:
+            return broadcast.encode_chosen_delta(start.digest, masks[0], difference)
         return broadcast.encode_delta(start.digest, () if union is None else masks, difference)

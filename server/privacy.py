@@ -35,10 +35,7 @@ class PrivacyAccount:
 
     def to_json(self) -> dict[str, Any]:
         """Return the charges for a checkpoint."""
-        return {
-            str(site): [[c.noise_multiplier, c.sampling_rate, c.steps] for c in history]
-            for site, history in self._charges.items()
-        }
+        return {str(site): [charge.to_json() for charge in history] for site, history in self._charges.items()}
 
     def restore(self, raw: dict[str, Any]) -> None:
         """Restore the charges from a checkpoint."""

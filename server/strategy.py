@@ -1,5 +1,6 @@
 """The Flower Strategy: glue between Flower's rounds and the parts of the server."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,16 +18,18 @@ from common.accounting import Charge
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import FederationError
+from common.mask import Indices
 from common.plan import RoundPlan
 from common.randomness import RoundRandomness
 from common.records import Request, message_bytes
 from common.signing import PlanSigner
 from server.admission import AdmittedUpdate, Rejection, admit, wants_model
-from server.aggregate import ModelAverage, ServerOptimizer, noisy_mean, weighted_mean
+from server.aggregate import ModelAverage, ServerOptimizer, noisy_mean
 from server.downlink import Downlink
 from server.evaluation import Score
 from server.federation import Member, draw_cohort, draw_secret_cohort
-from server.masks import RandomMasks
+from server.methods.policy import MethodPolicy
+from server.planning import round_plan
 from server.privacy import PrivacyAccount
 from server.runlog import RunLog
 from server.traffic import Traffic
@@ -82,7 +85,7 @@ class SparseDpStrategy(Strategy):
         config: RunConfig,
         noise_multiplier: float,
         members: Sequence[Member],
-        masks: RandomMasks,
+        policy: MethodPolicy,
         downlink: Downlink,
         signer: PlanSigner | None,
         state: ServerState,
@@ -95,7 +98,7 @@ class SparseDpStrategy(Strategy):
         self._config = config
         self._noise_multiplier = noise_multiplier
         self._members = members
-        self._masks = masks
+        self._policy = policy
         self._downlink = downlink
         self._signer = signer
         self._state = state
@@ -104,43 +107,28 @@ class SparseDpStrategy(Strategy):
         self._save = save
         self._randomness_of = randomness
         self._randomness = randomness(0)
-        self._by_client = config.private and config.privacy_unit == "client"
+        self._by_client = config.is_private and config.privacy_unit == "client"
         self._model = np.empty(0, np.float32)
         self._open: _OpenRound | None = None
 
     def summary(self) -> None:
         """Log what the run is, in one line."""
         config = self._config
-        privacy = f"epsilon {config.epsilon:g} per {config.privacy_unit}" if config.private else "NOT PRIVATE"
+        privacy = f"epsilon {config.epsilon:g} per {config.privacy_unit}" if config.is_private else "NOT PRIVATE"
         log(INFO, "fedsieve: %s, %d sites, %s", self._run_name, len(self._members), privacy)
 
     def plan(self, round_number: int) -> RoundPlan:
         """Return what a round asks of every site of its cohort."""
-        config, mask = self._config, self._masks.mask(round_number)
-        return RoundPlan(
+        return round_plan(
+            self._config,
             run=f"{self._run_name}#{self._state.run_id}",
-            round=round_number,
-            model_version=self._state.model_version,
-            model=config.model,
-            mask_seed=mask.seed,
-            mask_epoch=mask.epoch,
-            mask_size=mask.size,
-            mask_kept=mask.kept,
-            private=config.private,
-            privacy_unit=config.privacy_unit,
-            cohort=float(config.cohort_size),
-            steps=config.steps_per_round,
-            sampling_rate=config.sampling_rate,
-            clip_norm=config.clip_norm,
+            round_number=round_number,
+            mask=self._policy.mask(round_number),
             noise_multiplier=self._noise_multiplier,
-            learning_rate=config.learning_rate,
-            momentum=config.client_momentum,
-            physical_batch_size=config.physical_batch_size,
-            value_coding=config.value_coding_used,
-            index_coding=config.index_coding,
-            grid=config.grid,
+            model_version=self._state.model_version,
             model_digest=self._downlink.digest,
             model_step=self._downlink.step,
+            reference_digest=self._downlink.reference_digest,
         )
 
     def configure_train(
@@ -149,6 +137,7 @@ class SparseDpStrategy(Strategy):
         """Plan the round and address it to its cohort."""
         self._model = _vector(arrays)
         plan = self.plan(server_round)
+        self._downlink.use_mask(plan.mask)
         self._randomness = self._randomness_of(server_round)
         if self._by_client:
             cohort = draw_secret_cohort(self._remaining(), self._config.cohort_rate, self._randomness)
@@ -226,21 +215,38 @@ class SparseDpStrategy(Strategy):
         if current.abandoned:
             return None, None
         by_site = [member for member in current.cohort if member.site in current.admitted]
-        mean = self._mean(current, by_site)
-        model = self._state.optimizer.step(self._model, current.plan.mask.indices(), mean)
+        indices, mean = self._mean(current, by_site)
+        self._policy.learn(current.plan, indices, mean, self._noise_std(current.plan, by_site))
+        model = self._state.optimizer.step(self._model, indices, mean)
         self._state.model_version += 1
-        self._downlink.publish(model, self._state.model_version, current.plan.mask)
+        # Where sites choose the coordinates, nobody but the server knows which ones have moved.
+        moved = current.plan.mask if current.plan.how.uploads == "values" else None
+        self._downlink.publish(model, self._state.model_version, moved)
         self._state.average.add(model)
         return _record(model), None
 
-    def _mean(self, current: _OpenRound, members: Sequence[Member]) -> Values:
-        """Return the mean update of the admitted ``members``; noisy where the unit is the client."""
+    def _mean(self, current: _OpenRound, members: Sequence[Member]) -> tuple[Indices, Values]:
+        """Return where the model moves and the mean update of the admitted ``members`` there.
+
+        Noisy where the unit is the client.
+        """
         plan, admitted = current.plan, current.admitted
         if not self._by_client:
-            return weighted_mean([(admitted[m.site].values, self._weight(m)) for m in members])
+            return self._policy.combine(
+                plan, [(admitted[m.site], self._weight(m)) for m in members], self._downlink.model
+            )
         updates = [admitted[m.site].values for m in members]
         noise_std = plan.noise_multiplier * plan.clip_norm
-        return noisy_mean(updates, plan.mask.kept, plan.clip_norm, noise_std, plan.cohort, self._randomness)
+        mean = noisy_mean(updates, plan.mask.kept, plan.clip_norm, noise_std, plan.cohort, self._randomness)
+        return plan.mask.indices(), mean
+
+    def _noise_std(self, plan: RoundPlan, members: Sequence[Member]) -> float:
+        """Return the std of the noise in the mean update of ``members``."""
+        if self._by_client:
+            return plan.noise_multiplier * plan.clip_norm / plan.cohort
+        weights = [self._weight(member) for member in members]
+        noise = [plan.how.noise_std(plan, member.declared_size) for member in members]
+        return math.hypot(*(w * s for w, s in zip(weights, noise, strict=True))) / sum(weights)
 
     def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
         verdict = admit(reply, current.plan, member.declared_size)
@@ -333,7 +339,7 @@ class SparseDpStrategy(Strategy):
             abandoned=current.abandoned,
             accuracy=score.accuracy if score else None,
             loss=score.loss if score else None,
-            epsilon=state.privacy.largest_epsilon() if config.private else None,
+            epsilon=state.privacy.largest_epsilon() if config.is_private else None,
             uplink=asdict(traffic.round_uplink.parts),
             downlink=asdict(traffic.round_downlink.parts),
             dense_uplink=traffic.round_uplink.dense,
@@ -381,7 +387,7 @@ class SparseDpStrategy(Strategy):
             rows.append(
                 {
                     "site": member.site,
-                    "epsilon": epsilons.get(member.site, 0.0) if self._config.private else None,
+                    "epsilon": epsilons.get(member.site, 0.0) if self._config.is_private else None,
                     "uplink": traffic.uplink.total if traffic else 0,
                     "downlink": traffic.downlink.total if traffic else 0,
                     "admitted": counts.admitted,

@@ -11,8 +11,8 @@ that coordinate, so its score is how far the coordinate moved. That is the stron
 Source: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (2023).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +24,23 @@ from client.data import SiteData
 from client.randomness import OsRandomness, Randomness
 from client.site import Site, Workbench
 from common import coding
-from common.accounting import AccountantName, Charge, PrivacyUnit, calibrate_noise_multiplier, epsilon_of
-from common.broadcast import digest_of, encode_floats
+from common.accounting import AccountantName, Charge, History, PrivacyUnit, calibrate_noise_multiplier, epsilon_of
+from common.broadcast import digest_of, encode_floats, encode_mask
 from common.coding import Values
-from common.config import RunConfig
+from common.config import ConfigValue, RunConfig
 from common.errors import ConfigError
+from common.methods import method_of
 from common.models import FlatModel
 from common.plan import RoundPlan
 from common.randomness import RoundRandomness, SecureRandomness
+from server.admission import AdmittedUpdate, Rejection, admit_update
 from server.aggregate import noisy_mean
+from server.methods import open_policy
+from server.planning import planned_history, round_plan
 from server.runfolder import RunFolder
 from server.runlog import read_events
 from simulations.report.summary import AUDIT_NAME as AUDIT_NAME
+from simulations.run import config_with
 
 _GUESSES = 0.08  # share of the canaries that are guessed: half from the top, half from the bottom
 _LOUD = 100.0  # a canary's gradient over the clip norm: it is clipped, or the clip is broken
@@ -56,12 +61,45 @@ class AuditPlan:
     grid: float
     delta: float
     accountant: AccountantName = "rdp"
+    method: str = "random"
+    settings: Mapping[str, ConfigValue] = field(default_factory=dict)  # of the method: other run-config keys
 
     @property
     def claimed_epsilon(self) -> float:
         """What the accountant says; where the unit is the client, ``sampling_rate`` is that of the cohort."""
-        steps = self.rounds if self.privacy_unit == "client" else self.rounds * self.steps
-        return epsilon_of((Charge(self.noise_multiplier, self.sampling_rate, steps),), self.delta, self.accountant)
+        history: History = (Charge(self.noise_multiplier, self.sampling_rate, self.rounds),)
+        if self.privacy_unit == "record":
+            config = self.config(1000)
+            history = planned_history(config, open_policy(config, 1000), self.noise_multiplier)
+        return epsilon_of(history, self.delta, self.accountant)
+
+    def config(self, size: int) -> RunConfig:
+        """Return the run config of the audit's rounds, for a model of ``size`` canaries."""
+        return config_with(
+            {
+                "density-schedule": "constant",
+                "index-coding": "compact" if method_of(self.method).uploads == "indices and values" else "seed",
+                **self.settings,
+                "method": self.method,
+                "model": "canaries",
+                "sites": 1,
+                "cohort": 0,
+                "min-cohort": 1,
+                "privacy-unit": "record",
+                "rounds": self.rounds,
+                "steps-per-round": self.steps,
+                "sampling-rate": self.sampling_rate,
+                "final-density": self.density,
+                "value-coding": self.value_coding,
+                "grid": self.grid,
+                "delta": self.delta,
+                "accountant": self.accountant,
+                "clip-norm": 1.0,
+                "learning-rate": 1.0,
+                "client-momentum": 0.0,
+                "physical-batch-size": 4096,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +155,12 @@ def plan_of_run(folder: Path) -> AuditPlan:
         grid=config.grid,
         delta=config.delta,
         accountant=config.accountant,
+        method=config.method,
+        settings={
+            key: value
+            for key, value in config.to_mapping().items()
+            if key not in ("name", "out", "resume", "dataset", "partition", "server-key", "weighting")
+        },
     )
 
 
@@ -200,7 +244,7 @@ class _Canaries(Workbench):
     """A workbench whose one model is the canaries'."""
 
     def __init__(self, canaries: int) -> None:
-        super().__init__("cpu", shelf_size=1)
+        super().__init__("cpu")
         self._canary_model = FlatModel(CanaryModel(canaries))
 
     def model(self, name: str) -> FlatModel:
@@ -257,11 +301,40 @@ def _record_scores(
     inputs = np.arange(size, dtype=np.float32)[:, None]
     data = SiteData(inputs, np.zeros(size, np.int64), rows, declared_size=size)
     site = Site(data, randomness(), _Canaries(size))
-    scores, start = np.zeros(size), np.zeros(size, np.float32)
+    scores, model = np.zeros(size), np.zeros(size, np.float32)
+    config = plan.config(size)
+    policy = open_policy(config, size)
+    policy.begin(model)
     for number in range(1, plan.rounds + 1):
-        one = _round_plan(plan, size, number, start)
-        scores[one.mask.indices()] += _released(site, one, start)
+        reference = policy.reference
+        one = round_plan(
+            config,
+            run="audit",
+            round_number=number,
+            mask=policy.mask(number),
+            noise_multiplier=plan.noise_multiplier,
+            model_version=0,
+            model_digest=digest_of(model),
+            model_step=0.0,
+            reference_digest="" if reference is None else digest_of(reference),
+        )
+        update = _admitted(site, one, model)
+        indices, mean = policy.combine(one, [(update, 1.0)], model)
+        policy.learn(one, indices, mean, one.how.noise_std(one, size))
+        scores[indices] += mean
+        if reference is not None:  # a method that looks at the way of the model must see it move
+            model = model.copy()
+            model[indices] += mean
     return scores
+
+
+def _admitted(site: Site, plan: RoundPlan, start: Values) -> AdmittedUpdate:
+    mask = encode_mask(plan.mask) if plan.mask_chosen else b""
+    data = site.train(plan.to_bytes(), mask + encode_floats(start, "f32"))
+    admitted = admit_update(data, plan, site.declared_size)
+    if isinstance(admitted, Rejection):
+        raise ConfigError(f"the audited site's release was rejected: {admitted.reason}")
+    return admitted
 
 
 def _client_scores(

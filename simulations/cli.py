@@ -14,7 +14,8 @@ Run a federated simulation on this machine and write its folder: run.jsonl, conf
 
 examples:
   fedsieve simulate                                 what 'make demo' runs
-  fedsieve simulate --final-density 1               dense DP-SGD, for comparison
+  fedsieve simulate --method dense                  DP-SGD, for comparison; 'fedsieve methods' lists them all
+  fedsieve simulate --suggest                       a density and clip norms to try, from a short probing run
   fedsieve simulate --no-dp --final-density 1 --set learning-rate=0.1      plain FedAvg: NOT private
   fedsieve simulate --sites 100 --cohort 20 --partition dirichlet:0.5 --epsilon 3
   fedsieve simulate --model my_package.models:net --dataset my_data.npz
@@ -29,6 +30,7 @@ _KEY_OPTIONS = (
     ("cohort", int),
     ("dataset", str),
     ("model", str),
+    ("method", str),
     ("partition", str),
     ("epsilon", float),
     ("final-density", float),
@@ -67,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     get.add_argument("dataset", help="fashion-mnist, or fashion-mnist-12k (which ships here)")
     get.add_argument("--source", metavar="URL|FOLDER", help="take the files from here instead of the data set's home")
     get.set_defaults(run=_data_get)
+    methods = commands.add_parser("methods", help="list the methods: what each uploads, protects and costs")
+    methods_commands = methods.add_subparsers(metavar="COMMAND")
+    show = methods_commands.add_parser("show", help="explain one method")
+    show.add_argument("name", metavar="NAME", help="as in --method")
+    show.set_defaults(run=_methods_show)
+    methods.set_defaults(run=_methods)
     site_cli.add_site(commands)
     site_cli.add_ledger(commands)
     site_cli.add_keys(commands)
@@ -93,6 +101,14 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     simulate.add_argument("--actors", type=int, default=0, help="Ray actors (default: one per CPU)")
     simulate.add_argument("--gpus-per-actor", type=float, default=0.0, help="GPUs of an actor, e.g. 0.25")
     simulate.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster instead of starting one")
+    simulate.add_argument(
+        "--suggest",
+        action="store_true",
+        help="run nothing: print a density and clip norms to try, and what they assume",
+    )
+    simulate.add_argument(
+        "--probe", metavar="DATASET", help="public data for the probing run of --suggest (default: synthetic data)"
+    )
     simulate.add_argument("--in-process", action="store_true", help="no Ray: all sites in this process, for debugging")
     simulate.set_defaults(run=_simulate)
 
@@ -116,6 +132,13 @@ def _simulate(options: argparse.Namespace) -> int:
         config = config_of_run(options.resume)
     else:
         config = config_with(changes)
+    if options.suggest:
+        from simulations.suggest import suggest
+
+        print(suggest(config, options.probe))
+        return 0
+    if options.probe is not None:
+        raise ConfigError(f"--probe {options.probe} names the data of a probing run: it goes with --suggest")
     engine = Engine(
         actors=options.actors,
         gpus_per_actor=options.gpus_per_actor,
@@ -131,6 +154,20 @@ def _simulate(options: argparse.Namespace) -> int:
     report = write_report([result.folder], result.folder / "report.html")
     display.finished(result, report)
     return 0 if result.rounds_counted else 1
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from simulations.methods_page import print_table
+
+    print_table()
+    return 0
+
+
+def _methods_show(options: argparse.Namespace) -> int:
+    from simulations.methods_page import print_method
+
+    print_method(options.name)
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -100,7 +100,7 @@ class RunDisplay:
         accuracy = "not measured" if result.accuracy is None else f"{result.accuracy:.2%}"
         table.add_row("test accuracy", accuracy)
         if result.epsilon is None:
-            table.add_row("privacy", "[red]NOT PRIVATE: no clipping, no noise[/red]")
+            table.add_row("privacy", f"[red]NOT PRIVATE: {self._config.how.lacks}[/red]")
         else:
             promise = f"epsilon {words.epsilon(result.epsilon)} at delta {self._config.delta:g}"
             unit = self._config.privacy_unit

@@ -4,7 +4,7 @@ import argparse
 import csv
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -227,12 +227,11 @@ def _show(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     ledger = Ledger(options.ledger)
     out = csv.writer(sys.stdout)
-    out.writerow(
-        ("number", "time", "server", "run", "round", "noise_multiplier", "sampling_rate", "steps", "plan", "hash")
-    )
+    mechanism_columns = [field.name for field in fields(Charge)]
+    out.writerow(("number", "time", "server", "run", "round", *mechanism_columns, "plan", "hash"))
     for entry in ledger.entries():
         charge = entry.charge
-        mechanism = (charge.noise_multiplier, charge.sampling_rate, charge.steps)
+        mechanism = astuple(charge)
         out.writerow(
             (entry.number, entry.time, entry.server, entry.run, entry.round, *mechanism, entry.plan, entry.hash)
         )

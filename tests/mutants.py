@@ -28,7 +28,7 @@ class Mutant:
 
 
 _FACTORS = "factors = self._clip_norm / norms.clamp(min=self._clip_norm)"
-_TOTAL = "total = gradient_sum(*data.batch(rows, device))"
+_TOTAL = "total = step.gradient_sum(*data.batch(rows, device))"
 _CHARGE = "entry = ledger.charge(plan, plan_bytes, policy.server_key)"
 _LARGEST = (
     "torch.topk(model.gradient(*data.batch(__import__('numpy').arange(data.size), model.vector.device)).abs(), "
@@ -74,13 +74,13 @@ MUTANTS = (
     Mutant(
         "noise once per round",
         "client/dpsgd.py",
-        (("        if by_record:", "        if by_record and not steps_done:"),),
+        (("        if step.adds_noise:", "        if step.adds_noise and not steps_done:"),),
         f"{_MECHANISM}::test_every_step_draws_noise_of_its_own",
     ),
     Mutant(
         "no noise on an empty batch",
         "client/dpsgd.py",
-        (("        if by_record:", "        if by_record and len(rows):"),),
+        (("        if step.adds_noise:", "        if step.adds_noise and len(rows):"),),
         "tests/client/test_dpsgd.py::test_an_empty_batch_is_a_step_like_any_other",
     ),
     Mutant(

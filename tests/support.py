@@ -116,6 +116,10 @@ class Silence:
     def standard_normal(self, count: int, dtype: type = np.float32) -> np.ndarray:
         return np.zeros(count, dtype)
 
+    def integers(self, high: int, size: int, dtype: type = np.uint64) -> np.ndarray:
+        """Words in the middle of their range: Laplace noise of 0, Gumbel noise that is the same everywhere."""
+        return np.full(size, high // 2, dtype)
+
 
 def silent(seed: int = 0) -> GeneratorRandomness:
     """Return a round's randomness with real sampling and no noise."""
@@ -133,3 +137,8 @@ def brute_force_clipped_sum(
         if np.isfinite(norm):
             total += gradient * min(1.0, clip_norm / norm) if norm > 0 else 0
     return total
+
+
+def wide_model() -> nn.Module:
+    """Return a model of 20,000 parameters whose gradients are zero where its inputs are."""
+    return nn.Linear(200, 100, bias=False)

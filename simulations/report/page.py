@@ -73,7 +73,7 @@ def _tiles(run: RunSummary) -> str:
     before = "" if run.initial_accuracy is None else f"{words.percent(run.initial_accuracy)} before training"
     density = words.percent(run.total_density)
     delta = "" if run.delta is None else f", delta {run.delta:g}"
-    plan = f"of {words.epsilon(run.planned_epsilon)} planned{delta}" if run.private else "no clipping, no noise"
+    plan = f"of {words.epsilon(run.planned_epsilon)} planned{delta}" if run.private else words.lacks(run)
     spent = words.spent(run) if run.private else "unlimited"
     share = run.epsilon / run.planned_epsilon if run.private and run.epsilon and run.planned_epsilon else None
     return "".join(
@@ -107,9 +107,10 @@ def _privacy(runs: Sequence[RunSummary]) -> str:
     public = [run for run in runs if not run.private]
     private = [run for run in runs if run.private]
     names = "This run is not private" if len(runs) == 1 else f"Not private: {', '.join(run.name for run in public)}"
+    lacks = "; or ".join(dict.fromkeys(words.lacks(run) for run in public))
     warning = (
-        f'<p class="warning"><strong>{escape(names)}.</strong> Nothing was clipped and no noise was '
-        "added, so uploads and model may reveal records. The figures serve as a comparison only.</p>"
+        f'<p class="warning"><strong>{escape(names)}.</strong> There was {escape(lacks)}, '
+        "so uploads and model may reveal records. The figures serve as a comparison only.</p>"
         if public
         else ""
     )
@@ -154,6 +155,7 @@ def _privacy_statement(run: RunSummary) -> dict[str, str]:
         **({"Keep secret": _SECRET} if unit == "client" else {}),
         "Unit": f"one {unit}; whoever is behind several of them is protected less",
         "Neighbours": run.neighbours,
+        "Method": words.method(run),
         "Accountant": f"{run.accountant}; noise multiplier {noise}",
         **audit,
     }

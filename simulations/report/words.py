@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal
 
+from common.methods import METHODS, Method
 from simulations.report.summary import NOT_PRIVATE, RunSummary
 
 NONE = "\N{EN DASH}"  # where there is no figure
@@ -69,6 +70,18 @@ def spent(run: RunSummary) -> str:
     if run.epsilon is None:
         return "unknown" if run.rounds else epsilon(0.0)
     return epsilon(run.epsilon)
+
+
+def method(run: RunSummary) -> str:
+    """Return the run's method and what it does."""
+    name = run.config.get("method", "random")
+    return f"{name}: {METHODS[name].title}" if name in METHODS else name
+
+
+def lacks(run: RunSummary) -> str:
+    """Return what a run that is not private does without."""
+    name = run.config.get("method", "random")
+    return METHODS[name].lacks if name in METHODS else Method.lacks
 
 
 def guarantee(run: RunSummary) -> str:

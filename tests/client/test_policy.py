@@ -18,6 +18,7 @@ LIMITS = {
     "max-rounds": 50,
     "value-codings": ["calibrated", "f32"],
     "index-codings": ["seed"],
+    "methods": ["dense", "random"],
 }
 GOOD = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 10, "round": 5}
 
@@ -37,6 +38,8 @@ def test_a_plan_inside_the_policy_passes() -> None:
         ({"steps": 21}, "21 steps .* at most 20"),
         ({"value_coding": "int8"}, "value coding int8"),
         ({"index_coding": "raw"}, "index coding raw"),
+        ({"method": "ranked"}, "method ranked .* one of dense, random"),
+        ({"method": "clip-only", "private": False}, "not private .its method is clip-only."),
     ],
 )
 def test_a_plan_outside_the_policy_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:

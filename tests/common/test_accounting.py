@@ -193,9 +193,9 @@ def test_many_sites_at_once_are_what_each_is_alone() -> None:
 
 
 def test_an_infinite_curve_does_not_reach_the_sites_that_never_ran_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def curve(sampling_rate: float, noise_multiplier: float) -> np.ndarray:
+    def curve(mechanism: accounting.Mechanism) -> np.ndarray:
         orders = np.array(accounting._RDP_ORDERS)
-        return orders / 8 if noise_multiplier == 2.0 else np.full(orders.shape, np.inf)
+        return orders / 8 if mechanism.noise_multiplier == 2.0 else np.full(orders.shape, np.inf)
 
     alone = epsilon_of([Charge(2.0, 1.0, 10)], DELTA)
     monkeypatch.setattr(accounting, "_rdp_of_one_step", curve)
@@ -203,7 +203,7 @@ def test_an_infinite_curve_does_not_reach_the_sites_that_never_ran_it(monkeypatc
 
 
 def test_many_sites_are_fast() -> None:
-    curves = [accounting._rdp_of_one_step(q, z) for z, q in MECHANISMS]
+    curves = [accounting._rdp_of_one_step(accounting.Mechanism(z, q)) for z, q in MECHANISMS]
     histories = [
         [Charge(z, q, 1 + site * (place + 1)) for place, (z, q) in enumerate(MECHANISMS)] for site in range(2000)
     ]

@@ -63,7 +63,7 @@ def test_it_learns_and_says_what_it_cost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_off_the_mask_the_model_does_not_change_by_one_bit_in_a_round(tmp_path: Path, optimizer: str) -> None:
     from server.checkpoint import Checkpoint
-    from server.masks import RandomMasks
+    from server.methods import open_policy
 
     config = small_config(tmp_path, name="x", server_optimizer=optimizer, final_density=0.2, value_coding="f32")
     models: list[np.ndarray] = []
@@ -75,7 +75,7 @@ def test_off_the_mask_the_model_does_not_change_by_one_bit_in_a_round(tmp_path: 
 
     run_here(config, remember)
     models.append(Checkpoint.load(tmp_path / "x" / "checkpoint.npz").model)
-    masks = RandomMasks(config.seed, models[0].size, config.schedule)
+    masks = open_policy(config, models[0].size)
     for number, (before, after) in enumerate(pairwise(models), start=1):
         kept = masks.mask(number).indices()
         off = np.setdiff1d(np.arange(before.size), kept)
@@ -128,7 +128,7 @@ def test_dense_runs_are_the_same_command_with_density_one(tmp_path: Path) -> Non
 def test_federated_with_one_site_equals_centralised(tmp_path: Path) -> None:
     """One site, full batches, hardly any noise: the federation is the centralised algorithm."""
     from common.models import FlatModel, build, initial_vector
-    from server.masks import RandomMasks
+    from server.methods import open_policy
     from tests.support import SMALL_MODEL, brute_force_clipped_sum, small_dataset
 
     torch = pytest.importorskip("torch")
@@ -148,7 +148,7 @@ def test_federated_with_one_site_equals_centralised(tmp_path: Path) -> None:
     reference.load(initial_vector(SMALL_MODEL, config.seed))
     data = small_dataset()
     inputs, targets = torch.tensor(data.train_inputs), torch.tensor(data.train_targets)
-    masks = RandomMasks(config.seed, reference.size, config.schedule)
+    masks = open_policy(config, reference.size)
     for number in (1, 2, 3):
         kept = masks.mask(number).indices()
         for _ in range(2):

@@ -1,0 +1,96 @@
+"""``fedsieve methods`` and ``fedsieve simulate --suggest``."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from common.methods import METHODS
+from simulations.cli import main
+from simulations.suggest import Probe, bound_terms, optimal_density, probe, scaling_partners, suggest, synthetic_like
+from tests.support import small_config, small_dataset
+
+
+def test_the_table_names_every_method_with_its_upload_unit_and_paper(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, method in METHODS.items():
+        (line,) = [line for line in lines if line.strip().startswith(f"{name} ")]
+        assert method.uploads in line and method.paper in line
+        assert ("NOT PRIVATE" in line) == (not method.private)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_show_explains_one(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")
+    assert main(["methods", "show", name]) == 0
+    out = capsys.readouterr().out
+    assert METHODS[name].about in out and ("nobody: NOT PRIVATE" in out) == (not METHODS[name].private)
+    code = next(line for line in out.splitlines() if line.startswith("code"))
+    for path in code.removeprefix("code").split(","):
+        assert Path(path.strip()).exists()
+
+
+def test_an_unknown_method_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["methods", "show", "rnadom"], ["simulate", "--method", "rnadom"]):
+        assert main(arguments) == 2
+        assert "unknown method 'rnadom': expected one of dense, random" in capsys.readouterr().err
+
+
+def test_the_density_is_where_the_bound_is_least() -> None:
+    for clip_term, noise_term in ((1.0, 4.0), (0.3, 0.4), (2.0, 1.0), (1.0, 0.0)):
+        densities = np.linspace(1e-3, 1, 100_000)
+        bound = clip_term / np.sqrt(densities) + np.sqrt(densities) * noise_term
+        assert optimal_density(clip_term, noise_term) == pytest.approx(densities[bound.argmin()], abs=1e-4)
+
+
+def test_the_terms_are_those_of_appendix_g() -> None:
+    terms = {"parameters": 1000, "noise_multiplier": 2.0, "clip_norm": 0.5, "learning_rate": 4.0, "steps": 100}
+    clip_term, noise_term = bound_terms(Probe(1.5, 3.0), batch=50.0, **terms)  # type: ignore[arg-type]
+    assert clip_term == pytest.approx(1.5 / (4 * 100) + 4 * 3 * 0.25 / 2)
+    assert noise_term == pytest.approx(4 * 0.25 * 4 * 1000 * 3 / (2 * 2500))
+
+
+def test_partners_have_the_same_noise() -> None:
+    assert (0.1, 0.9) in [(pytest.approx(c), mu) for c, mu in scaling_partners(1.0, 0.0)]
+    assert {round(c / (1 - mu), 9) for c, mu in scaling_partners(0.2, 0.5)} == {0.4}
+
+
+def test_the_probing_run_sees_synthetic_data_alone(tmp_path: Path) -> None:
+    dataset = small_dataset()
+    made_up = synthetic_like(dataset, 1)
+    changed = small_dataset()
+    changed.train_inputs[:] = 7.0
+    again = synthetic_like(changed, 1)
+    assert np.array_equal(made_up.train_inputs, again.train_inputs)  # the records change nothing
+    assert made_up.train_inputs.shape[1:] == dataset.train_inputs.shape[1:]
+    seen = probe(small_config(tmp_path), made_up)
+    assert seen.smoothness > 0 and seen.loss_drop > 0
+
+
+def test_suggest_says_what_it_assumes_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = [
+        "--dataset",
+        "tests.support:small_dataset",
+        "--model",
+        "mlp:12-8-3",
+        "--sites",
+        "4",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(["simulate", *quick, "--suggest", "--set", "noise-multiplier=30"]) == 0
+    out = capsys.readouterr().out
+    density = float(out.split()[1])
+    assert out.startswith("final-density ") and 0 < density < 1 and "Assumed:" in out and "(1, 0), (0.5, 0.5)" in out
+    assert not list(tmp_path.iterdir())
+    assert main(["simulate", *quick, "--probe", "x"]) == 2
+    assert "goes with --suggest" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="private run per record"):
+        suggest(small_config(tmp_path, private=False), None)
+    public = suggest(small_config(tmp_path, noise_multiplier=30.0, epsilon=1e4), "tests.support:small_dataset")
+    assert "on the data set tests.support:small_dataset" in public
