@@ -91,6 +91,7 @@ def _round(number: int, **changes: Any) -> dict[str, Any]:
         "dense_downlink": 8000,
         "bits_per_value": 3.1,
         "bits_per_parameter": 2.05,
+        "sites": [[name, 50, 2000, 20, 30, 0, 4000, 20, 30] for name in ("a", "b")],
         "seconds": 2.5,
     } | changes
 
@@ -149,6 +150,21 @@ def _charts(tmp_path: Path, *folders: Path) -> dict[str, str]:
     return {re.search(r"<h2>([^<]*?) ?<", figure)[1]: figure for figure in figures}  # type: ignore[index]
 
 
+def _cells(tmp_path: Path, title: str, *folders: Path) -> list[str]:
+    html = write_report(folders, tmp_path / "report.html").read_text(encoding="utf-8")
+    section = re.search(rf"<h2>{title}</h2>(.*?)</section>", html, re.S)
+    assert section is not None
+    return re.findall(r"<td[^>]*>(.*?)</td>", section[1])
+
+
+def _answers(tmp_path: Path, folder: Path) -> dict[str, str]:
+    html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    section = re.search(r"<h2>In plain words</h2>(.*?)</section>", html, re.S)
+    assert section is not None
+    pairs = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section[1], re.S)
+    return {term: re.sub(r"<[^>]+>", "", text) for term, text in pairs}
+
+
 def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> None:
     page = _report(tmp_path, _finished(tmp_path / "run"))
     words = page.text()
@@ -168,6 +184,9 @@ def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None
     page = _Page(html)
     assert not re.search(r"https?://|//\w|@import|url\(", html)
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.elements)
+    policies = [attrs["content"] or "" for _, attrs in page.elements if attrs.get("http-equiv")]
+    assert len(policies) == 1 and policies[0].startswith("default-src 'none'"), "browsers enforce it too"
+    assert "script-src" not in policies[0] and "connect-src" not in policies[0]
     charts = [attrs for tag, attrs in page.elements if tag == "svg"]
     assert len(charts) == 6
     for attrs in charts:
@@ -175,10 +194,98 @@ def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None
         assert re.search(r"first .*\d.*, last .*\d.*, highest .*\d", attrs["aria-label"] or "")
 
 
+def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(tmp_path: Path) -> None:
+    answers = _answers(tmp_path, _finished(tmp_path / "run", config={"model": "net", "dataset": "pictures"}))
+    assert answers["What ran"].startswith(
+        "2 sites trained one model together (model net, 1,000 parameters; data pictures)"
+    )
+    assert answers["What ran"].endswith("4 rounds in 10 s.")
+    assert answers["What was private"].startswith("each training record of each site")
+    assert answers["At which epsilon"].startswith("(epsilon 6.00, delta 1e-05) per record, over all rounds.")
+    assert "by a factor of at most 404," in answers["At which epsilon"], "e^6 = 403.4"
+    assert answers["For whom"].startswith(
+        "each record of each site, against everyone who sees the uploads of that site"
+    )
+    assert "that a site takes part; how many records it declares" in answers["What was not"]
+    assert "16.8 kB up and 32.4 kB down for all sites and rounds together" in answers["What it cost"]
+    assert "2.1 kB up and 4.05 kB down for one site in one round" in answers["What it cost"]
+    assert "2x less than dense up and 1.01x more than dense down" in answers["What it cost"]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "factor"),
+    [(0.5, "at most 1.65,"), (3.001, "at most 21,"), (12.0, "weak promise"), (30, "at most e^30,")],
+)
+def test_epsilon_is_read_as_odds_and_never_too_small(tmp_path: Path, epsilon: float, factor: str) -> None:
+    folder = _write(tmp_path / "run", _start(), [_round(1)], _end(1, epsilon=epsilon))
+    assert factor in _answers(tmp_path, folder)["At which epsilon"]
+
+
+def test_plain_words_name_the_unit_and_the_cohort(tmp_path: Path) -> None:
+    rounds = [_round(1, cohort=["a"], admitted=1), _round(2)]
+    by_client = _answers(tmp_path, _write(tmp_path / "run", _start(privacy_unit="client"), rounds, _end(2)))
+    assert by_client["What was private"].startswith("each client: ")
+    assert "the server is trusted" in by_client["For whom"]
+    assert "1.5 of the sites asked in each on average" in by_client["What ran"]
+    public = _answers(tmp_path, _public(tmp_path / "public"))
+    assert public["What was private"].startswith("nothing: no clipping, no noise.")
+    assert "At which epsilon" not in public and "For whom" not in public
+
+
+def test_bytes_are_split_by_part_in_both_directions(tmp_path: Path) -> None:
+    one = _finished(tmp_path / "run")
+    cells = _cells(tmp_path, "Where the bytes went", one)
+    rows = {row[0]: row[2:] for row in zip(*(cells[column::6] for column in range(6)), strict=True)}
+    assert rows == {
+        "values": ("16 kB", "95.2 %", "32 kB", "98.8 %"),
+        "index": ("400 B", "2.4 %", "0 B", "0.0 %"),
+        "header": ("160 B", "1.0 %", "160 B", "0.5 %"),
+        "framing": ("240 B", "1.4 %", "240 B", "0.7 %"),
+        "total": ("16.8 kB", "100.0 %", "32.4 kB", "100.0 %"),
+        "dense": ("33.6 kB", "200.0 %", "32 kB", "98.8 %"),
+    }
+    two = _finished(tmp_path / "two", rounds=1, name="short")
+    compared = _cells(tmp_path, "Where the bytes went", one, two)
+    assert compared[:7] == ["cooling", "uplink", "16 kB", "400 B", "160 B", "240 B", "16.8 kB"]
+    assert compared[21:] == ["short", "downlink", "8 kB", "0 B", "40 B", "60 B", "8.1 kB"]
+
+
+def test_a_dense_price_far_above_the_bars_is_told_not_drawn(tmp_path: Path) -> None:
+    rounds = [_round(number, dense_uplink=42_000) for number in (1, 2)]
+    chart = _charts(tmp_path, _write(tmp_path / "run", _start(), rounds, _end(2)))["Uplink per round"]
+    assert 'class="level c0"' not in chart and "Dashed" not in chart
+    assert "would be 42 kB a round: 10 times the height of this chart" in chart
+
+
+def test_density_tells_the_mask_schedule(tmp_path: Path) -> None:
+    kept = [1000, 1000, 600, 600]
+    rounds = [_round(n + 1, epoch=n // 2, kept=k, density=k / 1000) for n, k in enumerate(kept)]
+    chart = _charts(tmp_path, _write(tmp_path / "run", _start(), rounds, _end(4)))["Density and mask schedule"]
+    assert "A new mask every 2 rounds: from 1,000 of 1,000 parameters to 600." in chart
+    assert "60.0 % in round 3 (600 of 1,000 kept, mask 2)" in chart
+    assert re.search(r'class="line" d="M[\d.]+ [\d.]+H', chart), "steps: a mask stays for an epoch"
+
+
+def test_every_round_is_in_a_table_too(tmp_path: Path) -> None:
+    html = write_report([_finished(tmp_path / "run")], tmp_path / "report.html").read_text(encoding="utf-8")
+    table = re.search(r"<summary>Round by round</summary>(.*?)</details>", html, re.S)
+    assert table is not None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", table[1])
+    assert len(cells) == 4 * 10
+    assert cells[:10] == ["1", "51.0 %", "1.50", "50.0 %", "500", "1", "2 of 2", "4.2 kB", "8.1 kB", "2.5 s"]
+
+
+def test_sites_that_are_asked_no_more_are_named_with_the_reason(tmp_path: Path) -> None:
+    end = _end(1)
+    end["sites"][1]["dropped"] = "refused: its budget is spent"
+    page = _report(tmp_path, _write(tmp_path / "run", _start(), [_round(1)], end))
+    assert "Asked no more:" in page.text("p") and "b refused: its budget is spent" in page.text("td")
+
+
 @pytest.mark.parametrize("rounds", [1, 4, 70])
 def test_every_round_is_one_point_in_each_chart(tmp_path: Path, rounds: int) -> None:
     charts = _charts(tmp_path, _finished(tmp_path / "run", rounds))
-    for title in ("Test accuracy", "Accuracy for the bytes", "Epsilon spent", "Density"):
+    for title in ("Test accuracy", "Accuracy for the bytes", "Epsilon spent", "Density and mask schedule"):
         assert charts[title].count('class="point"') == rounds, title
     for title in ("Uplink per round", "Downlink per round"):
         assert charts[title].count('class="bar"') == rounds, title
@@ -246,7 +353,7 @@ def test_a_run_that_is_not_private_says_so_everywhere(tmp_path: Path) -> None:
     assert "Not private: 77.4 % test accuracy without any privacy" in page.text("p")
     assert "This run is not private." in page.text("strong")
     badges = [text for tag, text in page.texts if tag == "span" and text == "not private"]
-    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 7 + 6
+    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 6 + 6
     assert all("(not private)" in (attrs["aria-label"] or "") for tag, attrs in page.elements if tag == "svg")
     assert "Who is protected" not in page.text()
     assert "Nothing measured, not private" in page.text("text")
@@ -265,9 +372,11 @@ def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
     assert not run.finished
     assert (run.accuracy, run.epsilon, run.uplink, run.dense_uplink, run.seconds) == (0.51, 3.0, 8400, 16800, 5.0)
     assert run.total_density == pytest.approx(0.35)
-    words = _report(tmp_path, folder).text()
+    page = _report(tmp_path, folder)
+    words = page.text()
     assert "so far (unfinished, 2 of 4 rounds)" in words
-    assert "Sites are summed up when the run ends." in words
+    sites = page.text("td")
+    assert "a at most 3.00 4.2 kB 8.1 kB 2 0 b at most 3.00 4.2 kB 8.1 kB 2 0" in sites, "from the rounds"
 
 
 def test_total_density_of_an_unfinished_run_is_the_plain_mean_over_its_rounds(tmp_path: Path) -> None:
@@ -362,7 +471,8 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [{"accuracy": "high"}, {"uplink": {"values": 1}}, {"rejections": None}, {"rejections": [1]}]
+    "damage",
+    [{"accuracy": "high"}, {"uplink": {"values": 1}}, {"rejections": None}, {"rejections": [1]}, {"sites": [["a", 1]]}],
 )
 def test_events_that_break_the_schema_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     with pytest.raises(RunFolderError, match="does not follow the schema"):
