@@ -56,6 +56,14 @@ h2{font-size:1.05rem;line-height:1.3}h3{font-size:1rem;margin-top:1rem;overflow-
 border:1px solid currentColor;color:var(--muted);white-space:nowrap;vertical-align:.1em}
 .badge.alert{color:var(--alert);background:var(--alert-ground)}
 .warning{padding:.75rem 1rem;border-radius:10px;color:var(--alert);background:var(--alert-ground)}
+.live{position:sticky;top:0;z-index:1;display:flex;flex-wrap:wrap;gap:.1rem 1rem;padding:.5rem 1.25rem;font-size:.9rem;
+background:var(--card);border-bottom:1px solid var(--rule)}
+.live [role=status]::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.5em;
+background:var(--muted)}
+.live.running [role=status]::before{background:var(--s3);animation:pulse 2s ease-in-out infinite}
+.live.damaged [role=status]::before{background:var(--alert)}
+@keyframes pulse{50%{opacity:.25}}@media (prefers-reduced-motion:reduce){.live [role=status]::before{animation:none}}
+.live .age{color:var(--muted)}.live .lost{color:var(--alert)}
 .card,.tile,figure{background:var(--card);border:1px solid var(--rule);border-radius:14px;padding:1.1rem 1.25rem}
 .card>h2{margin-bottom:.6rem}.card .card{margin-top:.75rem}
 .card>p,.tile p,figcaption p,footer{color:var(--muted);font-size:.9rem}.card>p.warning{color:var(--alert)}
