@@ -55,9 +55,9 @@ class LivePage:
             return _waiting_page(waiting)
         try:
             runs = [load_run(folder) for folder in self._folders]
-        except RunFolderError as error:
+            changed = max(RunFolder(folder).log.stat().st_mtime for folder in self._folders)
+        except (RunFolderError, OSError) as error:  # OSError: a folder that was removed a moment ago
             return _damaged_page(str(error))
-        changed = max(RunFolder(folder).log.stat().st_mtime for folder in self._folders)
         return report_page(runs, above=_status(_progress(runs), _state_of(runs), changed), script=SCRIPT)
 
 
