@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo test lint setup format mutants protos bench-simulation bench-step bench-coding bench-bytes constraints clean
+.PHONY: help demo test test-browser lint setup format mutants protos bench-simulation bench-step bench-coding bench-bytes constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -20,6 +20,12 @@ demo: $(READY)  ## a real private federated run on the data that ships here, wit
 
 test: $(READY) lint  ## every test
 	$(BIN)/python -m pytest
+
+test-browser: $(READY)  ## reports and live view in a real Chromium
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
+	  || { echo "no Chromium here: apt-get install chromium chromium-driver" >&2; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(READY)  ## ruff, mypy and the layers
 	$(BIN)/ruff check .

@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "--to", type=Path, metavar="FILE", help="where to write (default: report.html of the first run)"
     )
     report.set_defaults(run=_report)
+    _add_watch(commands)
     data = commands.add_parser("data", help="get data sets").add_subparsers(required=True, metavar="COMMAND")
     get = data.add_parser("get", help="download a data set into the cache folder, with its SHA-256 checked")
     get.add_argument("dataset", help="fashion-mnist, or fashion-mnist-12k (which ships here)")
@@ -80,6 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     site_cli.add_keys(commands)
     site_cli.add_audit(commands)
     return parser
+
+
+def _add_watch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    watch = commands.add_parser(
+        "watch",
+        help="follow a run in the browser while it goes on",
+        description="Serve the report of a run on this machine alone and bring it up to date while the run goes on, "
+        "simulated or deployed: all that is read is run.jsonl in its folder. Ctrl-C ends it; the run goes on.",
+    )
+    watch.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, e.g. runs/NAME; it may not exist yet"
+    )
+    watch.add_argument("--port", type=int, default=8420, help="port on 127.0.0.1 (default 8420; 0: any free one)")
+    watch.set_defaults(run=_watch)
 
 
 def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -175,6 +190,12 @@ def _report(options: argparse.Namespace) -> int:
 
     print(write_report(options.runs, options.to or options.runs[0] / "report.html"))
     return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from simulations.report.live import serve
+
+    return serve(options.runs, options.port)
 
 
 def _data_get(options: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ from simulations.report import words
 from simulations.report.summary import NOT_PRIVATE, RoundSummary, RunSummary
 from simulations.report.svg import Axis, Bar, Formatter, Point, Series, in_words, line_chart, stacked_bars
 
-_PARTS = ("values", "index", "header", "framing")  # of PartBytes, the largest at the bottom of a bar
+PARTS = ("values", "index", "header", "framing")  # of PartBytes, the largest at the bottom of a bar
+_TALLEST = 3.0  # times the highest measurement: what is higher is told, not drawn
 _ROUND_AXIS = Axis("round", lambda value: f"{value:.0f}", whole=True)
 
 
@@ -34,14 +35,13 @@ def charts(runs: Sequence[RunSummary]) -> list[Chart]:
         Series(f"planned {words.epsilon(plan)}", [Point(one.number, plan, "") for one in longest], 0) for plan in plans
     ]
     spent = "Largest over the sites, all rounds so far."
-    share = "Share of the parameters that each upload carries."
     return [
         _round_chart(
             runs, "Test accuracy", f"After each round.{start}", lambda one: one.accuracy, words.percent, accuracy
         ),
         _price_chart(runs, accuracy),
         _round_chart(runs, "Epsilon spent", spent, lambda one: one.epsilon, words.epsilon, epsilon, planned),
-        _round_chart(runs, "Density", share, lambda one: one.density, words.percent, density),
+        _density_chart(runs, density),
         _traffic_chart(runs, "Uplink", lambda one: one.uplink, lambda one: one.dense_uplink),
         _traffic_chart(runs, "Downlink", lambda one: one.downlink, lambda one: one.dense_downlink),
     ]
@@ -68,6 +68,32 @@ def _round_chart(
     empty = "Nothing measured yet" if any(run.private for run in runs) else f"Nothing measured, {NOT_PRIVATE}"
     drawing = line_chart(alternative, series, _ROUND_AXIS, axis, levels=levels, marks=_marks(runs), empty=empty)
     return Chart(title, note, drawing, [*series, *levels])
+
+
+def _density_chart(runs: Sequence[RunSummary], axis: Axis) -> Chart:
+    """Draw steps: a mask stays for an epoch, and so does the density."""
+    title, note = "Density and mask schedule", "Share of the parameters that each upload carries."
+    if len(runs) == 1 and runs[0].rounds:
+        note += f" {words.schedule(runs[0])}"
+    series = [
+        Series(
+            run.label if len(runs) > 1 else axis.label,
+            [
+                Point(
+                    one.number,
+                    one.density,
+                    f"{words.percent(one.density)} in round {one.number} ({one.kept:,} of {run.parameters:,} kept, "
+                    f"mask {one.epoch + 1})",
+                )
+                for one in run.rounds
+            ],
+            colour,
+            steps=True,
+        )
+        for colour, run in enumerate(runs, start=1)
+    ]
+    alternative = _alternative(runs, title, series, words.percent)
+    return Chart(title, note, line_chart(alternative, series, _ROUND_AXIS, axis, marks=_marks(runs)), series)
 
 
 def _price_chart(runs: Sequence[RunSummary], axis: Axis) -> Chart:
@@ -109,20 +135,27 @@ def _traffic_chart(
         )
         for colour, run in enumerate(runs, start=1)
     ]
-    alternative = _alternative(runs, title, totals, words.in_bytes, levels)
+    highest = max((point.y or 0 for series in totals for point in series.points), default=0)
+    price = max((point.y or 0 for series in levels for point in series.points), default=0)
     note = "All sites together; dashed: the same messages with every parameter as a 4-byte number."
+    if price > _TALLEST * highest > 0:
+        levels = []  # at its scale the parts could not be told apart
+        note = (
+            f"All sites together. Dense, every parameter as a 4-byte number, would be {words.in_bytes(price)} a round: "
+            f"{price / highest:.3g} times the height of this chart."
+        )
+    alternative = _alternative(runs, title, totals, words.in_bytes, levels)
     if len(runs) > 1:
         drawing = line_chart(alternative, totals, _ROUND_AXIS, axis, levels=levels, marks=_marks(runs))
         return Chart(title, note, drawing, [*totals, *levels[:1]])
-    amounts = {name: [getattr(traffic(one), name) for one in runs[0].rounds] for name in _PARTS}
+    amounts = {name: [getattr(traffic(one), name) for one in runs[0].rounds] for name in PARTS}
     bars = [
-        Bar(one.number, parts, _bar_tip(one, dict(zip(_PARTS, parts, strict=True)), dense(one)))
+        Bar(one.number, parts, _bar_tip(one, dict(zip(PARTS, parts, strict=True)), dense(one)))
         for one, parts in zip(runs[0].rounds, zip(*amounts.values(), strict=True), strict=True)
     ]
     drawing = stacked_bars(alternative, bars, _ROUND_AXIS, axis, levels=levels, marks=_marks(runs))
     legend = [
-        Series(f"{name} {words.in_bytes(sum(amounts[name]))}", (), colour)
-        for colour, name in enumerate(_PARTS, start=1)
+        Series(f"{name} {words.in_bytes(sum(amounts[name]))}", (), colour) for colour, name in enumerate(PARTS, start=1)
     ]
     return Chart(title, note, drawing, [*legend, *levels])
 

@@ -51,11 +51,19 @@ h1{font-size:clamp(1.6rem,4vw,2.4rem);line-height:1.15;letter-spacing:-.02em;ove
 h2{font-size:1.05rem;line-height:1.3}h3{font-size:1rem;margin-top:1rem;overflow-wrap:anywhere}
 .kind{color:var(--muted);margin-bottom:.35rem}
 .headline{font-size:clamp(1.05rem,2.2vw,1.3rem);margin-top:.75rem;max-width:52em;line-height:1.4;overflow-wrap:anywhere}
-.headline span{white-space:nowrap}
+.unbroken{white-space:nowrap}
 .badge{display:inline-block;font-size:.75rem;font-weight:600;line-height:1.3;padding:.1em .6em;border-radius:1em;
 border:1px solid currentColor;color:var(--muted);white-space:nowrap;vertical-align:.1em}
 .badge.alert{color:var(--alert);background:var(--alert-ground)}
 .warning{padding:.75rem 1rem;border-radius:10px;color:var(--alert);background:var(--alert-ground)}
+.live{position:sticky;top:0;z-index:1;display:flex;flex-wrap:wrap;gap:.1rem 1rem;padding:.5rem 1.25rem;font-size:.9rem;
+background:var(--card);border-bottom:1px solid var(--rule)}
+.live [role=status]::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.5em;
+background:var(--muted)}
+.live.running [role=status]::before{background:var(--s3);animation:pulse 2s ease-in-out infinite}
+.live.damaged [role=status]::before{background:var(--alert)}
+@keyframes pulse{50%{opacity:.25}}@media (prefers-reduced-motion:reduce){.live [role=status]::before{animation:none}}
+.live .age{color:var(--muted)}.live .lost{color:var(--alert)}
 .card,.tile,figure{background:var(--card);border:1px solid var(--rule);border-radius:14px;padding:1.1rem 1.25rem}
 .card>h2{margin-bottom:.6rem}.card .card{margin-top:.75rem}
 .card>p,.tile p,figcaption p,footer{color:var(--muted);font-size:.9rem}.card>p.warning{color:var(--alert)}
@@ -71,16 +79,17 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:.35rem 1.25rem}
 dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.4rem .9rem .4rem 0;border-bottom:1px solid var(--rule);vertical-align:top}
+th,td{text-align:left;padding:.4rem .8rem .4rem 0;border-bottom:1px solid var(--rule);vertical-align:top}
 th{color:var(--muted);font-weight:500;white-space:nowrap}
 td{overflow-wrap:break-word;min-width:4rem;max-width:34rem}td:first-child{min-width:5.5rem}
 tbody tr:last-child td{border-bottom:0}
-.number{text-align:right;white-space:nowrap}td.number{overflow-wrap:normal}
-.swatch td:first-child{min-width:9rem;font-weight:600;border-left:4px solid var(--c);padding-left:.6rem}
+.number{text-align:right;min-width:0;white-space:nowrap}td.number{overflow-wrap:normal}
+.swatch td:first-child{min-width:7rem;font-weight:600;border-left:4px solid var(--c);padding-left:.6rem}
 summary{cursor:pointer;font-weight:600;overflow-wrap:anywhere}details[open]>summary{margin-bottom:.6rem}
 @media (max-width:560px){main{padding:1.5rem .8rem 2rem;gap:.9rem}.tiles{grid-template-columns:1fr 1fr;gap:.7rem}
 .tile,.card,figure{padding:.85rem .9rem}.tile .figure{font-size:1.45rem}
-dl{grid-template-columns:1fr;gap:0}dd{margin-bottom:.6rem}}
+dl{grid-template-columns:1fr;gap:0}dd{margin-bottom:.6rem}
+td{min-width:3rem}td:first-child{min-width:3.5rem}th,td{padding-right:.6rem}}
 """
     + _MARKS
     + """

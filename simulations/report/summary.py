@@ -30,7 +30,10 @@ class RoundSummary:
     """One round; accuracy is None where not evaluated, epsilon is None where nothing is private."""
 
     number: int
+    epoch: int
     density: float
+    kept: int
+    asked: int
     admitted: int
     rejections: tuple[Rejection, ...]
     abandoned: bool
@@ -47,7 +50,7 @@ class RoundSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSummary:
-    """What the whole run cost one site."""
+    """What the run has cost one site; epsilon is None where it is not known or nothing is private."""
 
     site: str
     epsilon: float | None
@@ -55,6 +58,7 @@ class SiteSummary:
     downlink: int
     admitted: int
     rejected: int
+    dropped: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,7 @@ def load_run(folder: Path) -> RunSummary:
         raise RunFolderError(f"{folder} has no {path.name}: expected the folder of a run, such as runs/<name>")
     start: Event | None = None
     end: Event | None = None
-    rounds: list[RoundSummary] = []
+    rounds: list[Event] = []
     resumed = 0
     try:
         for event in read_events(path):
@@ -140,14 +144,14 @@ def load_run(folder: Path) -> RunSummary:
                 case "resume":
                     resumed, end = resumed + 1, None
                 case "round":
-                    rounds.append(_round(event))
+                    rounds.append(event)
                 case "end":
                     end = event
         if start is None:
             raise RunFolderError(
                 f"{path} has no 'run' event: the run never started; start it again or name another folder"
             )
-        return _run(folder, start, tuple(rounds), end, resumed)
+        return _run(folder, start, rounds, end, resumed)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise RunFolderError(
             f"{path} does not follow the schema of the run log ({type(error).__name__}: {error}): restore the file, or "
@@ -155,7 +159,8 @@ def load_run(folder: Path) -> RunSummary:
         ) from error
 
 
-def _run(folder: Path, start: Event, rounds: tuple[RoundSummary, ...], end: Event | None, resumed: int) -> RunSummary:
+def _run(folder: Path, start: Event, round_events: Sequence[Event], end: Event | None, resumed: int) -> RunSummary:
+    rounds = tuple(_round(event) for event in round_events)
     totals = _totals(rounds, _number(start["initial_accuracy"])) if end is None else end
     config = {
         str(key): value if isinstance(value, str) else json.dumps(value) for key, value in start["config"].items()
@@ -189,7 +194,7 @@ def _run(folder: Path, start: Event, rounds: tuple[RoundSummary, ...], end: Even
         dense_downlink=int(totals["dense_downlink"]),
         total_density=_number(totals["total_density"]),
         seconds=float(totals["seconds"]),
-        site_summaries=tuple(_site(site) for site in totals["sites"]),
+        site_summaries=_sites_so_far(round_events) if end is None else tuple(_site(site) for site in end["sites"]),
         audit=_audit(folder / AUDIT_NAME),
     )
 
@@ -205,14 +210,35 @@ def _totals(rounds: Sequence[RoundSummary], initial_accuracy: float | None) -> E
         "dense_downlink": sum(one.dense_downlink for one in rounds),
         "total_density": sum(one.density for one in rounds) / len(rounds) if rounds else None,
         "seconds": sum(one.seconds for one in rounds),
-        "sites": (),
     }
+
+
+def _sites_so_far(rounds: Sequence[Event]) -> tuple[SiteSummary, ...]:
+    """Add up what the rounds have cost each site; how much it has spent is known at the end of the run."""
+    parts = len(fields(PartBytes))
+    totals: dict[str, list[int]] = {}
+    for event in rounds:
+        rejected = {str(one["site"]) for one in event["rejections"]}
+        for site, *sizes in event["sites"]:
+            if len(sizes) != 2 * parts:
+                raise ValueError(f"expected {2 * parts} sizes for site {site}, got {len(sizes)}")
+            refused = str(site) in rejected
+            figures = (sum(map(int, sizes[:parts])), sum(map(int, sizes[parts:])), int(not refused), int(refused))
+            before = totals.get(str(site), (0, 0, 0, 0))
+            totals[str(site)] = [old + new for old, new in zip(before, figures, strict=True)]
+    return tuple(
+        SiteSummary(site=site, epsilon=None, uplink=up, downlink=down, admitted=admitted, rejected=rejected)
+        for site, (up, down, admitted, rejected) in sorted(totals.items(), key=lambda item: (len(item[0]), item[0]))
+    )
 
 
 def _round(event: Event) -> RoundSummary:
     return RoundSummary(
         number=int(event["round"]),
+        epoch=int(event["epoch"]),
         density=float(event["density"]),
+        kept=int(event["kept"]),
+        asked=len(event["cohort"]),
         admitted=int(event["admitted"]),
         rejections=tuple(Rejection(str(one["site"]), str(one["reason"])) for one in event["rejections"]),
         abandoned=bool(event["abandoned"]),
@@ -247,6 +273,7 @@ def _site(raw: Mapping[str, Any]) -> SiteSummary:
         downlink=_total(raw["downlink"]),
         admitted=int(raw["admitted"]),
         rejected=int(raw["rejected"]),
+        dropped=str(raw["dropped"]) if raw.get("dropped") else None,
     )
 
 

@@ -47,6 +47,18 @@ def bits_note(run: RunSummary) -> str:
     return f"{run.value_coding}{noise}; {bits(run.bits_per_parameter)} per parameter and round"
 
 
+def schedule(run: RunSummary) -> str:
+    """Say how the mask changes over the rounds; there must be one."""
+    first, last = run.rounds[0], run.rounds[-1]
+    masks = len({one.epoch for one in run.rounds})
+    if masks == 1:
+        return f"One mask keeps {last.kept:,} of {run.parameters:,} parameters."
+    often = "every round" if masks == len(run.rounds) else f"every {len(run.rounds) / masks:.3g} rounds"
+    if first.kept == last.kept:
+        return f"A new mask {often}, each of {last.kept:,} of {run.parameters:,} parameters."
+    return f"A new mask {often}: from {first.kept:,} of {run.parameters:,} parameters to {last.kept:,}."
+
+
 def duration(seconds: float) -> str:
     """Return a time in the two largest units that it fills."""
     if seconds < 60:

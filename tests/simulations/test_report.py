@@ -11,6 +11,7 @@ from common.errors import RunFolderError
 from server.runlog import RunLog
 from simulations.report import load_run, write_report
 from simulations.report.svg import Axis, Bar, Point, Series, line_chart, log_ticks, nice_ticks, stacked_bars
+from tests.run_logs import end_event, finished_run, public_run, round_event, start_event, write_log
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 _EVIL = '<script>alert("x")</script>&</title>'
@@ -50,94 +51,6 @@ class _Page(HTMLParser):
         return len([1 for name, attrs in self.elements if name == tag and css_class in (None, attrs.get("class"))])
 
 
-def _start(**changes: Any) -> dict[str, Any]:
-    config = {"name": "cooling", "rounds": 4, "delta": 1e-5, "final-density": 0.3, "private": True}
-    return {
-        "name": "cooling",
-        "version": "0.1.0",
-        "time": 1_700_000_000.0,
-        "config": config | changes.pop("config", {}),
-        "parameters": 1000,
-        "private": True,
-        "noise_multiplier": 1.127,
-        "value_coding": "calibrated",
-        "grid_entropy_bits": 3.06,
-        "accountant": "rdp",
-        "privacy_unit": "record",
-        "neighbours": "add or remove one record",
-        "sites": 2,
-        "planned_epsilon": 7.0,
-        "initial_accuracy": 0.1,
-        "initial_loss": 2.3,
-    } | changes
-
-
-def _round(number: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "round": number,
-        "epoch": number - 1,
-        "density": 0.5,
-        "kept": 500,
-        "cohort": ["a", "b"],
-        "admitted": 2,
-        "rejections": [],
-        "abandoned": False,
-        "accuracy": 0.5 + number / 100,
-        "loss": 1.0,
-        "epsilon": 1.5 * number,
-        "uplink": {"index": 100, "values": 4000, "header": 40, "framing": 60},
-        "downlink": {"index": 0, "values": 8000, "header": 40, "framing": 60},
-        "dense_uplink": 8400,
-        "dense_downlink": 8000,
-        "bits_per_value": 3.1,
-        "bits_per_parameter": 2.05,
-        "seconds": 2.5,
-    } | changes
-
-
-def _end(rounds: int, **changes: Any) -> dict[str, Any]:
-    site = {"epsilon": 6.0, "uplink": 2100 * rounds, "downlink": 4050 * rounds, "admitted": rounds, "rejected": 0}
-    return {
-        "rounds": rounds,
-        "accuracy": 0.774,
-        "loss": 0.6,
-        "epsilon": 6.0,
-        "uplink": 4200 * rounds,
-        "downlink": 8100 * rounds,
-        "dense_uplink": 8400 * rounds,
-        "dense_downlink": 8000 * rounds,
-        "uplink_saving": 2.0,
-        "total_density": 0.5,
-        "seconds": 10.0,
-        "sites": [{"site": name, **site} for name in ("a", "b")],
-    } | changes
-
-
-def _write(
-    folder: Path, start: dict[str, Any] | None, rounds: list[dict[str, Any]], end: dict[str, Any] | None
-) -> Path:
-    log = RunLog(folder / "run.jsonl")
-    if start is not None:
-        log.write("run", **start)
-    for one in rounds:
-        log.write("round", **one)
-    if end is not None:
-        log.write("end", **end)
-    log.close()
-    return folder
-
-
-def _finished(folder: Path, rounds: int = 4, **changes: Any) -> Path:
-    return _write(folder, _start(**changes), [_round(number) for number in range(1, rounds + 1)], _end(rounds))
-
-
-def _public(folder: Path) -> Path:
-    start = _start(name="open", private=False, planned_epsilon=None, noise_multiplier=0.0, config={"private": False})
-    end = _end(4, epsilon=None)
-    end["sites"] = [site | {"epsilon": None} for site in end["sites"]]
-    return _write(folder, start, [_round(number, epsilon=None) for number in range(1, 5)], end)
-
-
 def _report(tmp_path: Path, *folders: Path) -> _Page:
     return _Page(write_report(folders, tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
 
@@ -149,8 +62,23 @@ def _charts(tmp_path: Path, *folders: Path) -> dict[str, str]:
     return {re.search(r"<h2>([^<]*?) ?<", figure)[1]: figure for figure in figures}  # type: ignore[index]
 
 
+def _cells(tmp_path: Path, title: str, *folders: Path) -> list[str]:
+    html = write_report(folders, tmp_path / "report.html").read_text(encoding="utf-8")
+    section = re.search(rf"<h2>{title}</h2>(.*?)</section>", html, re.S)
+    assert section is not None
+    return re.findall(r"<td[^>]*>(.*?)</td>", section[1])
+
+
+def _answers(tmp_path: Path, folder: Path) -> dict[str, str]:
+    html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    section = re.search(r"<h2>In plain words</h2>(.*?)</section>", html, re.S)
+    assert section is not None
+    pairs = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section[1], re.S)
+    return {term: re.sub(r"<[^>]+>", "", text) for term, text in pairs}
+
+
 def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> None:
-    page = _report(tmp_path, _finished(tmp_path / "run"))
+    page = _report(tmp_path, finished_run(tmp_path / "run"))
     words = page.text()
     assert "77.4 % test accuracy at (epsilon 6.00, delta" in words
     assert "per record; uplink 16.8 kB, 2x less than dense" in words
@@ -163,11 +91,14 @@ def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> No
 
 
 def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None:
-    folder = _finished(tmp_path / "run")
+    folder = finished_run(tmp_path / "run")
     html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
     page = _Page(html)
     assert not re.search(r"https?://|//\w|@import|url\(", html)
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.elements)
+    policies = [attrs["content"] or "" for _, attrs in page.elements if attrs.get("http-equiv")]
+    assert len(policies) == 1 and policies[0].startswith("default-src 'none'"), "browsers enforce it too"
+    assert "script-src" not in policies[0] and "connect-src" not in policies[0]
     charts = [attrs for tag, attrs in page.elements if tag == "svg"]
     assert len(charts) == 6
     for attrs in charts:
@@ -175,10 +106,102 @@ def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None
         assert re.search(r"first .*\d.*, last .*\d.*, highest .*\d", attrs["aria-label"] or "")
 
 
+def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(tmp_path: Path) -> None:
+    answers = _answers(tmp_path, finished_run(tmp_path / "run", config={"model": "net", "dataset": "pictures"}))
+    assert answers["What ran"].startswith(
+        "2 sites trained one model together (model net, 1,000 parameters; data pictures)"
+    )
+    assert answers["What ran"].endswith("4 rounds in 10 s.")
+    assert answers["What was private"].startswith("each training record of each site")
+    assert answers["At which epsilon"].startswith("(epsilon 6.00, delta 1e-05) per record, over all rounds.")
+    assert "by a factor of at most 404," in answers["At which epsilon"], "e^6 = 403.4"
+    assert answers["For whom"].startswith(
+        "each record of each site, against everyone who sees the uploads of that site"
+    )
+    assert "that a site takes part; how many records it declares" in answers["What was not"]
+    assert "16.8 kB up and 32.4 kB down for all sites and rounds together" in answers["What it cost"]
+    assert "2.1 kB up and 4.05 kB down for one site in one round" in answers["What it cost"]
+    assert "2x less than dense up and 1.01x more than dense down" in answers["What it cost"]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "factor"),
+    [(0.5, "at most 1.65,"), (3.001, "at most 21,"), (12.0, "weak promise"), (30, "at most e^30,")],
+)
+def test_epsilon_is_read_as_odds_and_never_too_small(tmp_path: Path, epsilon: float, factor: str) -> None:
+    folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, epsilon=epsilon))
+    assert factor in _answers(tmp_path, folder)["At which epsilon"]
+
+
+def test_plain_words_name_the_unit_and_the_cohort(tmp_path: Path) -> None:
+    rounds = [round_event(1, cohort=["a"], admitted=1), round_event(2)]
+    by_client = _answers(
+        tmp_path, write_log(tmp_path / "run", start_event(privacy_unit="client"), rounds, end_event(2))
+    )
+    assert by_client["What was private"].startswith("each client: ")
+    assert "the server is trusted" in by_client["For whom"]
+    assert "1.5 of the sites asked in each on average" in by_client["What ran"]
+    public = _answers(tmp_path, public_run(tmp_path / "public"))
+    assert public["What was private"].startswith("nothing: no clipping, no noise.")
+    assert "At which epsilon" not in public and "For whom" not in public
+
+
+def test_bytes_are_split_by_part_in_both_directions(tmp_path: Path) -> None:
+    one = finished_run(tmp_path / "run")
+    cells = _cells(tmp_path, "Where the bytes went", one)
+    rows = {row[0]: row[2:] for row in zip(*(cells[column::6] for column in range(6)), strict=True)}
+    assert rows == {
+        "values": ("16 kB", "95.2 %", "32 kB", "98.8 %"),
+        "index": ("400 B", "2.4 %", "0 B", "0.0 %"),
+        "header": ("160 B", "1.0 %", "160 B", "0.5 %"),
+        "framing": ("240 B", "1.4 %", "240 B", "0.7 %"),
+        "total": ("16.8 kB", "100.0 %", "32.4 kB", "100.0 %"),
+        "dense": ("33.6 kB", "200.0 %", "32 kB", "98.8 %"),
+    }
+    two = finished_run(tmp_path / "two", rounds=1, name="short")
+    compared = _cells(tmp_path, "Where the bytes went", one, two)
+    assert compared[:7] == ["cooling", "uplink", "16 kB", "400 B", "160 B", "240 B", "16.8 kB"]
+    assert compared[21:] == ["short", "downlink", "8 kB", "0 B", "40 B", "60 B", "8.1 kB"]
+
+
+def test_a_dense_price_far_above_the_bars_is_told_not_drawn(tmp_path: Path) -> None:
+    rounds = [round_event(number, dense_uplink=42_000) for number in (1, 2)]
+    chart = _charts(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(2)))["Uplink per round"]
+    assert 'class="level c0"' not in chart and "Dashed" not in chart
+    assert "would be 42 kB a round: 10 times the height of this chart" in chart
+
+
+def test_density_tells_the_mask_schedule(tmp_path: Path) -> None:
+    kept = [1000, 1000, 600, 600]
+    rounds = [round_event(n + 1, epoch=n // 2, kept=k, density=k / 1000) for n, k in enumerate(kept)]
+    chart = _charts(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(4)))[
+        "Density and mask schedule"
+    ]
+    assert "A new mask every 2 rounds: from 1,000 of 1,000 parameters to 600." in chart
+    assert "60.0 % in round 3 (600 of 1,000 kept, mask 2)" in chart
+    assert re.search(r'class="line" d="M[\d.]+ [\d.]+H', chart), "steps: a mask stays for an epoch"
+
+
+def test_every_round_is_in_a_table_too(tmp_path: Path) -> None:
+    html = write_report([finished_run(tmp_path / "run")], tmp_path / "report.html").read_text(encoding="utf-8")
+    table = re.search(r"<summary>Round by round</summary>(.*?)</details>", html, re.S)
+    assert table is not None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", table[1])
+    assert len(cells) == 4 * 10
+    assert cells[:10] == ["1", "51.0 %", "1.50", "50.0 %", "500", "1", "2 of 2", "4.2 kB", "8.1 kB", "2.5 s"]
+
+
+def test_sites_that_are_asked_no_more_are_named_with_the_reason(tmp_path: Path) -> None:
+    end = end_event(1)
+    end["sites"][1]["dropped"] = "refused: its budget is spent"
+    page = _report(tmp_path, write_log(tmp_path / "run", start_event(), [round_event(1)], end))
+    assert "Asked no more:" in page.text("p") and "b refused: its budget is spent" in page.text("td")
+
+
 @pytest.mark.parametrize("rounds", [1, 4, 70])
 def test_every_round_is_one_point_in_each_chart(tmp_path: Path, rounds: int) -> None:
-    charts = _charts(tmp_path, _finished(tmp_path / "run", rounds))
-    for title in ("Test accuracy", "Accuracy for the bytes", "Epsilon spent", "Density"):
+    charts = _charts(tmp_path, finished_run(tmp_path / "run", rounds))
+    for title in ("Test accuracy", "Accuracy for the bytes", "Epsilon spent", "Density and mask schedule"):
         assert charts[title].count('class="point"') == rounds, title
     for title in ("Uplink per round", "Downlink per round"):
         assert charts[title].count('class="bar"') == rounds, title
@@ -192,8 +215,14 @@ def test_every_round_is_one_point_in_each_chart(tmp_path: Path, rounds: int) -> 
 
 
 def test_rounds_without_evaluation_are_gaps_not_zeros(tmp_path: Path) -> None:
-    rounds = [_round(1), _round(2, accuracy=None), _round(3, accuracy=float("nan")), _round(4), _round(5)]
-    folder = _write(tmp_path / "run", _start(), rounds, _end(5))
+    rounds = [
+        round_event(1),
+        round_event(2, accuracy=None),
+        round_event(3, accuracy=float("nan")),
+        round_event(4),
+        round_event(5),
+    ]
+    folder = write_log(tmp_path / "run", start_event(), rounds, end_event(5))
     assert [one.accuracy for one in load_run(folder).rounds] == [0.51, None, None, 0.54, 0.55]
     chart = _charts(tmp_path, folder)["Test accuracy"]
     assert chart.count('class="point"') == 3
@@ -203,7 +232,7 @@ def test_rounds_without_evaluation_are_gaps_not_zeros(tmp_path: Path) -> None:
 
 
 def test_a_run_without_rounds_has_a_report(tmp_path: Path) -> None:
-    folder = _write(tmp_path / "run", _start(initial_accuracy=None), [], None)
+    folder = write_log(tmp_path / "run", start_event(initial_accuracy=None), [], None)
     page = _report(tmp_path, folder)
     words = page.text()
     assert "No accuracy measured" in words and "nothing uploaded yet" in words and "epsilon 0.00" in words
@@ -212,27 +241,27 @@ def test_a_run_without_rounds_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_missing_epsilon_of_a_private_run_is_not_shown_as_zero(tmp_path: Path) -> None:
-    folder = _write(tmp_path / "run", _start(), [_round(1, epsilon=None)], None)
+    folder = write_log(tmp_path / "run", start_event(), [round_event(1, epsilon=None)], None)
     words = _report(tmp_path, folder).text()
     assert "epsilon unknown" in words and "epsilon 0.00" not in words
 
 
 def test_printed_epsilon_is_never_below_the_spent_one(tmp_path: Path) -> None:
-    folder = _write(tmp_path / "run", _start(), [_round(1)], _end(1, epsilon=5.9901))
+    folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, epsilon=5.9901))
     assert "(epsilon 6.00," in _report(tmp_path, folder).text()
-    exact = _write(tmp_path / "exact", _start(), [_round(1)], _end(1, epsilon=5.99))
+    exact = write_log(tmp_path / "exact", start_event(), [round_event(1)], end_event(1, epsilon=5.99))
     assert "(epsilon 5.99," in _report(tmp_path, exact).text()
 
 
 def test_text_from_the_log_is_never_markup(tmp_path: Path) -> None:
     rejections = [{"site": _EVIL, "reason": _EVIL + "\ud800"}]
-    start = _start(
+    start = start_event(
         name=_EVIL, privacy_unit=_EVIL, neighbours=_EVIL, accountant=_EVIL, version=_EVIL, config={_EVIL: _EVIL}
     )
-    end = _end(2)
+    end = end_event(2)
     end["sites"][0]["site"] = _EVIL
-    evil = _write(tmp_path / "evil", start, [_round(1, rejections=rejections), _round(2)], end)
-    for folders in ([evil], [evil, _finished(tmp_path / "run")]):
+    evil = write_log(tmp_path / "evil", start, [round_event(1, rejections=rejections), round_event(2)], end)
+    for folders in ([evil], [evil, finished_run(tmp_path / "run")]):
         page = _report(tmp_path, *folders)
         assert page.count("script") == 0
         assert page.text().count(_EVIL) >= 5, "shown as text"
@@ -240,53 +269,55 @@ def test_text_from_the_log_is_never_markup(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_private_says_so_everywhere(tmp_path: Path) -> None:
-    page = _report(tmp_path, _public(tmp_path / "run"))
+    page = _report(tmp_path, public_run(tmp_path / "run"))
     titles = [text for tag, text in page.texts if tag == "title"]
     assert "not private" in titles[0]
     assert "Not private: 77.4 % test accuracy without any privacy" in page.text("p")
     assert "This run is not private." in page.text("strong")
     badges = [text for tag, text in page.texts if tag == "span" and text == "not private"]
-    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 7 + 6
+    assert len(badges) == 1 + page.count("div", "tile") + page.count("figure") == 1 + 6 + 6
     assert all("(not private)" in (attrs["aria-label"] or "") for tag, attrs in page.elements if tag == "svg")
     assert "Who is protected" not in page.text()
     assert "Nothing measured, not private" in page.text("text")
 
 
 def test_unclear_privacy_counts_as_not_private(tmp_path: Path) -> None:
-    assert not load_run(_finished(tmp_path / "run", private="false")).private
+    assert not load_run(finished_run(tmp_path / "run", private="false")).private
 
 
 def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
-    rounds = [_round(1), _round(2, accuracy=None, density=0.2)]
-    folder = _write(tmp_path / "run", _start(), rounds, None)
+    rounds = [round_event(1), round_event(2, accuracy=None, density=0.2)]
+    folder = write_log(tmp_path / "run", start_event(), rounds, None)
     with (folder / "run.jsonl").open("ab") as file:
         file.write(b'{"event":"round","rou')  # killed while writing
     run = load_run(folder)
     assert not run.finished
     assert (run.accuracy, run.epsilon, run.uplink, run.dense_uplink, run.seconds) == (0.51, 3.0, 8400, 16800, 5.0)
     assert run.total_density == pytest.approx(0.35)
-    words = _report(tmp_path, folder).text()
+    page = _report(tmp_path, folder)
+    words = page.text()
     assert "so far (unfinished, 2 of 4 rounds)" in words
-    assert "Sites are summed up when the run ends." in words
+    sites = page.text("td")
+    assert "a at most 3.00 4.2 kB 8.1 kB 2 0 b at most 3.00 4.2 kB 8.1 kB 2 0" in sites, "from the rounds"
 
 
 def test_total_density_of_an_unfinished_run_is_the_plain_mean_over_its_rounds(tmp_path: Path) -> None:
     # Weighted by replies it would be 0.84, by uploaded bytes 0.98, without the abandoned round 0.6.
     bulky = {"index": 0, "values": 400_000, "header": 40, "framing": 60}
     rounds = [
-        _round(1, density=1.0, admitted=8, uplink=bulky, seconds=60.0),
-        _round(2, density=0.2, admitted=2),
-        _round(3, density=0.3, admitted=0, abandoned=True),
+        round_event(1, density=1.0, admitted=8, uplink=bulky, seconds=60.0),
+        round_event(2, density=0.2, admitted=2),
+        round_event(3, density=0.3, admitted=0, abandoned=True),
     ]
-    run = load_run(_write(tmp_path / "run", _start(), rounds, None))
+    run = load_run(write_log(tmp_path / "run", start_event(), rounds, None))
     assert run.total_density == pytest.approx((1.0 + 0.2 + 0.3) / 3)
 
 
 def test_an_end_before_a_resume_is_not_the_end(tmp_path: Path) -> None:
-    folder = _write(tmp_path / "run", _start(), [_round(1)], _end(1))
+    folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1))
     log = RunLog(folder / "run.jsonl")
     log.write("resume", round=2, time=1.0)
-    log.write("round", **_round(2))
+    log.write("round", **round_event(2))
     log.close()
     run = load_run(folder)
     assert (run.finished, run.resumed, len(run.rounds)) == (False, 1, 2)
@@ -294,33 +325,37 @@ def test_an_end_before_a_resume_is_not_the_end(tmp_path: Path) -> None:
 
 def test_totals_may_come_split_by_part(tmp_path: Path) -> None:
     split = {"index": 1, "values": 2, "header": 3, "framing": 4}
-    assert load_run(_write(tmp_path / "run", _start(), [_round(1)], _end(1, uplink=split))).uplink == 10
+    assert (
+        load_run(write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, uplink=split))).uplink == 10
+    )
 
 
 def test_rejections_and_abandoned_rounds_are_listed_and_marked(tmp_path: Path) -> None:
     late = [{"site": "b", "reason": "no reply within 600 s"}]
-    rounds = [_round(1), _round(2, rejections=late, abandoned=True, admitted=0), _round(3)]
-    folder = _write(tmp_path / "run", _start(), rounds, _end(3))
+    rounds = [round_event(1), round_event(2, rejections=late, abandoned=True, admitted=0), round_event(3)]
+    folder = write_log(tmp_path / "run", start_event(), rounds, end_event(3))
     page = _report(tmp_path, folder)
     assert "2 all round abandoned: too few replies, model unchanged 2 b no reply within 600 s" in page.text("td")
     assert "round 2 was abandoned" in page.text("title")
-    assert "abandoned" not in _report(tmp_path, _finished(tmp_path / "calm")).text().replace(
+    assert "abandoned" not in _report(tmp_path, finished_run(tmp_path / "calm")).text().replace(
         "no round was abandoned", ""
     )
 
 
 @pytest.mark.parametrize(("sites", "shown", "note"), [(50, 50, None), (53, 50, "And 3 more sites.")])
 def test_long_site_tables_are_cut_and_say_so(tmp_path: Path, sites: int, shown: int, note: str | None) -> None:
-    rows = [{**_end(1)["sites"][0], "site": f"hospital-{number}"} for number in range(sites)]
-    words = _report(tmp_path, _write(tmp_path / "run", _start(), [_round(1)], _end(1, sites=rows))).text()
+    rows = [{**end_event(1)["sites"][0], "site": f"hospital-{number}"} for number in range(sites)]
+    words = _report(
+        tmp_path, write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, sites=rows))
+    ).text()
     assert words.count("hospital-") == shown
     assert ("more sites" in words) == (note is not None)
     assert note is None or note in words
 
 
 def test_comparison_shows_what_differs_and_only_that(tmp_path: Path) -> None:
-    one = _finished(tmp_path / "one")
-    two = _finished(tmp_path / "two", rounds=3, name="dense", config={"final-density": 1.0, "extra": True})
+    one = finished_run(tmp_path / "one")
+    two = finished_run(tmp_path / "two", rounds=3, name="dense", config={"final-density": 1.0, "extra": True})
     html = write_report([one, two], tmp_path / "report.html").read_text(encoding="utf-8")
     section = re.search(r"What differs in the configuration</h2>(.*?)</section>", html, re.S)
     assert section is not None
@@ -334,7 +369,7 @@ def test_comparison_shows_what_differs_and_only_that(tmp_path: Path) -> None:
 
 
 def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None:
-    page = _report(tmp_path, _finished(tmp_path / "one"), _public(tmp_path / "two"))
+    page = _report(tmp_path, finished_run(tmp_path / "one"), public_run(tmp_path / "two"))
     assert "2 runs compared (1 of 2 not private)" in page.text("title")
     assert page.text().count("1 of 2 not private") >= 1 + 1 + 6
     assert "highest accuracy without privacy: open (not private), 77.4 %" in page.text("p")
@@ -343,30 +378,31 @@ def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    words = _report(tmp_path, _finished(tmp_path / "one"), _finished(tmp_path / "two")).text("td")
+    words = _report(tmp_path, finished_run(tmp_path / "one"), finished_run(tmp_path / "two")).text("td")
     assert f"cooling in {tmp_path / 'one'}" in words and f"cooling in {tmp_path / 'two'}" in words
 
 
 def test_a_run_without_a_name_is_called_after_its_folder(tmp_path: Path) -> None:
-    assert load_run(_finished(tmp_path / "nameless", name="")).name == "nameless"
+    assert load_run(finished_run(tmp_path / "nameless", name="")).name == "nameless"
 
 
 def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"has no run\.jsonl: expected the folder of a run"):
         load_run(tmp_path)
     with pytest.raises(RunFolderError, match="no 'run' event"):
-        load_run(_write(tmp_path / "headless", None, [_round(1)], None))
+        load_run(write_log(tmp_path / "headless", None, [round_event(1)], None))
     with pytest.raises(RunFolderError, match="at least one run folder"):
         write_report([], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(
-    "damage", [{"accuracy": "high"}, {"uplink": {"values": 1}}, {"rejections": None}, {"rejections": [1]}]
+    "damage",
+    [{"accuracy": "high"}, {"uplink": {"values": 1}}, {"rejections": None}, {"rejections": [1]}, {"sites": [["a", 1]]}],
 )
 def test_events_that_break_the_schema_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     with pytest.raises(RunFolderError, match="does not follow the schema"):
-        load_run(_write(tmp_path / "run", _start(), [_round(1, **damage)], None))
+        load_run(write_log(tmp_path / "run", start_event(), [round_event(1, **damage)], None))
 
 
 @pytest.mark.parametrize(
