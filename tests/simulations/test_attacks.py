@@ -8,15 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from common.config import ConfigValue
+from common.datasets import Dataset
 from common.errors import ConfigError
 from simulations import cli
-from simulations.attacks import pictures
+from simulations.attacks import canaries, pictures
 from simulations.attacks.inversion import InversionSettings, invert_releases
 from simulations.attacks.linear import LinearSettings, attack_releases, bound, solve
 from simulations.attacks.page import data_uri
 from simulations.attacks.settings import as_mapping, parse_settings
 from simulations.attacks.victim import Release
+from simulations.experiments.measures import MEASURES
 
 _TRIES = {"pictures": 2, "iterations": 120, "step": 0.1}
 
@@ -112,3 +117,83 @@ def test_the_command_writes_a_page_with_the_pictures(tmp_path: Path, capsys: pyt
     assert not re.search(r"https?://|@import|url\(|<script|<link", page)
     assert cli.main(arguments) == 0
     assert "12 of 12 runs were done already" in capsys.readouterr().out
+
+
+class _Words(nn.Module):
+    """Embeddings of 40 words; a record is a word, one near it, and negatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 12)
+        nn.init.normal_(self.embedding.weight, std=0.3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        embedded = self.embedding(inputs.long())
+        return torch.einsum("bw,bcw->bc", embedded[:, 0], embedded[:, 1:])
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        right = nn.functional.one_hot(targets, outputs.shape[1]).float()
+        return nn.functional.binary_cross_entropy_with_logits(outputs, right, reduction="none").sum(1)
+
+
+def words_model() -> nn.Module:
+    return _Words()
+
+
+def words_dataset() -> Dataset:
+    inputs = np.random.default_rng(5).integers(40, size=(600, 6)).astype(np.float32)
+    return Dataset(inputs, np.zeros(600, np.int64), inputs[:50], np.zeros(50, np.int64))
+
+
+def _canaries(tmp_path: Path, **changes: ConfigValue) -> dict[str, float]:
+    settings: dict[str, ConfigValue] = {
+        "dataset": "tests.simulations.test_attacks:words_dataset",
+        "model": "tests.simulations.test_attacks:words_model",
+        "sites": 1,
+        "rounds": 2,
+        "steps-per-round": 40,
+        "sampling-rate": 0.2,
+        "learning-rate": 2.0,
+        "final-density": 1.0,
+        "canaries": 60,
+        "insertions": 3,
+        "phrases": 200,
+        **changes,
+    }
+    measure = MEASURES["canaries"]
+    measure.check(settings)
+    return measure.carry_out(settings, 1, tmp_path / "run", lambda share: None)
+
+
+def test_canaries_are_memorised_without_privacy_and_not_with_it(tmp_path: Path) -> None:
+    # Of 60 phrases that left no trace, the distance is 9 / 60 = 0.15 on average.
+    plain = _canaries(tmp_path / "plain", private=False)
+    assert plain["uniform_distance"] > 1.2 and plain["control_distance"] < 0.5
+    private = _canaries(tmp_path / "private", **{"noise-multiplier": 20.0})
+    assert private["uniform_distance"] < 0.5 and private["exposure"] < plain["exposure"] - 1
+    assert not (tmp_path / "plain" / "run-data.npz").exists()
+    with pytest.raises(ConfigError, match="expected a model with word embeddings"):
+        _canaries(tmp_path / "other", model="linear:6-2")
+
+
+def test_ranks_are_shares_of_less_likely_phrases() -> None:
+    rng = np.random.default_rng(0)
+    embedding = np.zeros((10, 10), np.float32)
+    phrases = canaries.random_phrases(2000, 10, rng)
+    assert canaries.uniform_distance(canaries.ranks(embedding, phrases, 50, rng)) < 0.015, "a model that knows nothing"
+    embedding[[1, 2, 3], 0] = 5.0  # words that go together
+    likely, unlikely = canaries.ranks(embedding, np.array([[1, 2, 3], [1, 5, 6]]), 500, rng)
+    assert likely > 0.85 > unlikely
+    assert canaries.uniform_distance(np.full(100, 0.95)) == pytest.approx(9)
+    assert canaries.uniform_distance((np.arange(100) + 0.5) / 100) == pytest.approx(0)
+    assert canaries.exposure(np.array([0.99999, 0.0]), 1023) == pytest.approx((10 + 0) / 2)
+
+
+def test_canaries_are_records_of_every_ordered_pair() -> None:
+    phrase = np.array([[7, 8, 9]])
+    data = canaries.with_canaries(words_dataset(), phrase, 2, 40, seed=1)
+    assert len(data.train_inputs) == len(data.train_targets) == 600 + 2 * 6
+    pairs = [tuple(record[:2]) for record in data.train_inputs.astype(int).tolist()]
+    before = [tuple(record[:2]) for record in words_dataset().train_inputs.astype(int).tolist()]
+    for pair in ((7, 8), (8, 7), (7, 9), (9, 7), (8, 9), (9, 8)):
+        assert pairs.count(pair) == before.count(pair) + 2

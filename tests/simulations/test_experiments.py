@@ -8,13 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from common.config import ConfigValue
 from common.errors import ConfigError, RunFolderError
 from simulations import cli
 from simulations.experiments import definition
 from simulations.experiments.definition import Experiment, PaperValue, load
+from simulations.experiments.masks import count_distribution, overlap
+from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, Workers, carry_out, tasks_of
 from simulations.experiments.show import lines_of
@@ -263,3 +267,32 @@ def test_many_at_a_time_on_ray_give_the_same_results(tmp_path: Path) -> None:
             for figures in (one, other):
                 figures.pop("seconds")
             assert one == other
+
+
+def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
+    measure = MEASURES["masks"]
+    settings: dict[str, ConfigValue] = {
+        "dataset": "tests.support:small_dataset",
+        "model": "mlp:12-40-3",
+        "rounds": 8,
+        "sites": 1,
+        "steps-per-round": 1,
+        "noise-multiplier": 5.0,
+        "value-coding": "f32",
+        "downlink-coding": "f32",
+    }
+    measure.check(settings)
+    random = measure.carry_out(settings, 1, tmp_path / "random", lambda share: None)
+    assert 0.9 < random["overlap"] <= 1 and random["epsilon"] > 0
+    for wrong in ({"value-coding": "calibrated"}, {"rounds-per-epoch": 2}, {"private": False}):
+        with pytest.raises(ConfigError, match="to see which parameters move"):
+            measure.check({**settings, **wrong})
+
+
+def test_the_histogram_of_masks_tells_random_ones_from_a_fixed_one() -> None:
+    densities = np.array([1.0, 0.5, 0.25])
+    assert count_distribution(densities) == pytest.approx([0.125, 0.5, 0.375, 0.0])
+    kept = np.random.default_rng(1).random((3, 20_000)) < densities[:, None]
+    assert overlap((~kept).sum(0), densities) > 0.98
+    always = np.arange(20_000) < densities[:, None] * 20_000  # the same coordinates again and again
+    assert overlap((~always).sum(0), densities) < 0.8
