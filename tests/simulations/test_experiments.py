@@ -14,6 +14,7 @@ from rich.console import Console
 
 from common.config import ConfigValue
 from common.errors import ConfigError, RunFolderError
+from common.models import initial_vector
 from simulations import cli
 from simulations.experiments import definition
 from simulations.experiments.definition import Experiment, PaperValue, load
@@ -23,6 +24,8 @@ from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, Workers, carry_out, tasks_of
 from simulations.experiments.show import lines_of
 from simulations.report.summary import load_run
+from simulations.run import Engine, simulate
+from tests.support import small_config
 
 _HERE = Workers(in_process=True)
 _TINY = """\
@@ -296,3 +299,14 @@ def test_the_histogram_of_masks_tells_random_ones_from_a_fixed_one() -> None:
     assert overlap((~kept).sum(0), densities) > 0.98
     always = np.arange(20_000) < densities[:, None] * 20_000  # the same coordinates again and again
     assert overlap((~always).sum(0), densities) < 0.8
+
+
+def test_with_one_site_a_round_an_epoch_is_a_round_a_step(tmp_path: Path) -> None:
+    """What Table 2 relies on: rounds only cut the sequence of steps into pieces."""
+    shared = {"sites": 1, "private": False, "sampling_rate": 1.0, "value_coding": "f32", "downlink_coding": "f32"}
+    by_epoch = small_config(tmp_path, name="epochs", rounds=2, steps_per_round=3, rounds_per_epoch=1, **shared)
+    by_step = small_config(tmp_path, name="steps", rounds=6, steps_per_round=1, rounds_per_epoch=3, **shared)
+    one, other = (simulate(config, Engine(in_process=True)).model for config in (by_epoch, by_step))
+    moved = one - initial_vector(by_epoch.model, by_epoch.seed)
+    assert np.abs(moved).max() > 0.1
+    assert one == pytest.approx(other, abs=1e-5)
