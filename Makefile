@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo test test-browser lint setup format mutants protos bench-simulation bench-step bench-coding bench-bytes constraints clean
+.PHONY: help demo test test-browser lint setup format mutants protos bench-simulation bench-step bench-coding bench-bytes reproduce constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -53,6 +53,9 @@ bench-coding: $(READY)  ## our coding of values and indices against zstd and Roa
 
 bench-bytes: $(READY)  ## accuracy for the bytes: dense, sparse and calibrated systems; takes hours, QUICK=1 for a glance
 	$(BIN)/python -m simulations.benchmarks.bytes $(if $(QUICK),--quick)
+
+reproduce: $(READY)  ## the papers' tables and figures; takes days: EXPERIMENTS="table2-dp-cnn-s" for some, QUICK=1 for a glance
+	$(BIN)/fedsieve experiments run $(EXPERIMENTS) $(if $(QUICK),--quick)
 
 # grpcio-tools in an environment of its own: what runs needs the generated code alone.
 protos:  ## generate client/rpc from site.proto

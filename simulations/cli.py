@@ -8,6 +8,8 @@ from pathlib import Path
 from common.config import ConfigValue, describe_keys, parse_assignment
 from common.errors import ConfigError, FedsieveError
 from simulations import site_cli
+from simulations.attacks.cli import add_attack
+from simulations.experiments.cli import add_experiments
 
 _SIMULATE_HELP = """\
 Run a federated simulation on this machine and write its folder: run.jsonl, config.toml, checkpoint.npz, report.html.
@@ -80,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     site_cli.add_ledger(commands)
     site_cli.add_keys(commands)
     site_cli.add_audit(commands)
+    add_experiments(commands)
+    add_attack(commands)
     return parser
 
 

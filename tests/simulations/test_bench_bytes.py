@@ -25,7 +25,8 @@ from simulations.benchmarks.bytes_results import (
     choose_headline,
     frontier,
 )
-from simulations.benchmarks.bytes_runs import Clock, config_to_start, finished
+from simulations.benchmarks.bytes_runs import finished
+from simulations.many_runs import config_to_start
 from simulations.report.summary import load_run
 from simulations.run import Engine, simulate
 from tests.support import SMALL_MODEL
@@ -91,14 +92,14 @@ def _stop_after(round_number: int) -> Callable[[Event], None]:
 
 def test_a_finished_run_is_done_until_its_config_changes(tmp_path: Path) -> None:
     run = _one(tmp_path)
-    assert finished(run) is None and config_to_start(run) == run.config
+    assert finished(run) is None and config_to_start(run.config) == run.config
     simulate(run.config, _HERE)
     summary = finished(run)
     assert summary is not None and len(summary.rounds) == 3
     changed = replace(run, config=replace(run.config, learning_rate=0.25))
     assert finished(changed) is None
     assert run.folder.exists()
-    assert config_to_start(changed) == changed.config
+    assert config_to_start(changed.config) == changed.config
     assert not run.folder.exists(), "the run with the other config is removed"
 
 
@@ -107,7 +108,7 @@ def test_a_stopped_run_goes_on_and_is_done_then(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         simulate(run.config, _HERE, (_stop_after(2),))
     assert finished(run) is None
-    config = config_to_start(run)
+    config = config_to_start(run.config)
     assert config == replace(run.config, resume=True)
     simulate(config, _HERE)
     summary = finished(run)
@@ -120,7 +121,7 @@ def test_a_stopped_run_that_lacks_a_file_starts_anew(tmp_path: Path, lost: str) 
     with pytest.raises(KeyboardInterrupt):
         simulate(run.config, _HERE, (_stop_after(2),))
     (run.folder / lost).unlink()
-    assert config_to_start(run) == run.config and not run.folder.exists()
+    assert config_to_start(run.config) == run.config and not run.folder.exists()
 
 
 def test_every_run_has_a_folder_of_its_own_and_a_config_that_is_valid(tmp_path: Path) -> None:
@@ -217,20 +218,6 @@ def test_without_a_system_that_qualifies_the_headline_is_the_one_that_loses_leas
     assert "none of them stays within 0.5 points" in str(headline)
     assert choose_headline([_setting(3.0, _result("RS 0.3, calibrated 1", 0.8, 50))]) is None
     assert set(bar([], None).values()) == {"none"}
-
-
-def test_time_left_comes_from_what_runs_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    short = plan(_tiny(), _recipes(tmp_path, "short", "short"), tmp_path)[:1]  # 2 rounds of 2 steps: work 4
-    long = plan(_tiny(), _recipes(tmp_path, "long", "long"), tmp_path)[:1]  # work 9
-    clock = Clock([*short, *long], [])
-    assert clock.left() is None
-    now = 110.0
-    assert clock.left(0.5) == pytest.approx((2 + 9) * 5)
-    now = 120.0
-    clock.end()
-    assert clock.left() == pytest.approx(9 * 5)
 
 
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,116 @@
+"""The results of experiments in a SQLite file: one row for each case and seed that was measured."""
+
+import json
+import math
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from common.config import ConfigValue
+from common.errors import RunFolderError
+from simulations.experiments.definition import Case, Experiment
+from simulations.experiments.measures import Figures
+
+# Number n of the list makes version n + 1 of the file from version n.
+_MIGRATIONS: Sequence[Callable[[sqlite3.Connection], object]] = (
+    lambda connection: connection.execute(
+        "CREATE TABLE result (experiment TEXT NOT NULL, name TEXT NOT NULL, seed INTEGER NOT NULL, "
+        "measure TEXT NOT NULL, settings TEXT NOT NULL, figures TEXT NOT NULL, seconds REAL NOT NULL, "
+        "finished REAL NOT NULL, version TEXT NOT NULL, PRIMARY KEY (experiment, name, seed)) STRICT"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Mean over seeds; ``sem`` is the standard error of that mean, which a single seed does not have."""
+
+    mean: float
+    sem: float | None
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one seed of a case gave."""
+
+    figures: Mapping[str, float]
+    seconds: float
+
+
+class Results:
+    """The file; a path that does not exist yet is an empty one."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(path)
+            self._migrate()
+        except sqlite3.DatabaseError as error:
+            raise RunFolderError(f"cannot use {path} for results: {error}; move it away and run again") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def _migrate(self) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            raise RunFolderError(
+                f"{self._path} has version {version}, this Fedsieve knows {len(_MIGRATIONS)}: use a newer one"
+            )
+        with self._connection:
+            for number, migrate in enumerate(_MIGRATIONS[version:], start=version + 1):
+                migrate(self._connection)
+                self._connection.execute(f"PRAGMA user_version = {number}")
+
+    def keep(self, experiment: Experiment, case: Case, seed: int, figures: Figures, seconds: float) -> None:
+        """Write a result down, in place of what an older definition gave."""
+        settings = json.dumps(experiment.measure.identity(case.settings), sort_keys=True)
+        row = (experiment.name, case.name, seed, experiment.measure.name, settings, json.dumps(figures), seconds)
+        with self._connection:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO result VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, time.time(), metadata.version("fedsieve")),
+            )
+
+    def find(self, experiment: Experiment, case: Case, seed: int) -> Result | None:
+        """Return a result that was measured with the settings of today's definition, if there is one.
+
+        A setting that did not exist then counts as its default, which is made so that it changes nothing.
+        """
+        row = self._connection.execute(
+            "SELECT measure, settings, figures, seconds FROM result WHERE experiment = ? AND name = ? AND seed = ?",
+            (experiment.name, case.name, seed),
+        ).fetchone()
+        if row is None or row[0] != experiment.measure.name:
+            return None
+        then: dict[str, ConfigValue] = {**experiment.measure.defaults(), **json.loads(row[1])}
+        wanted = experiment.measure.identity(case.settings)
+        if any(then.get(key) != value for key, value in wanted.items()):
+            return None
+        return Result(json.loads(row[2]), row[3])
+
+    def of(self, experiment: Experiment, case: Case) -> dict[int, Result]:
+        """Return the results of a case by seed, in the order of the definition."""
+        found = {seed: self.find(experiment, case, seed) for seed in experiment.seeds}
+        return {seed: result for seed, result in found.items() if result is not None}
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Return mean and standard error; None where nothing was measured."""
+    if not values:
+        return None
+    sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(statistics.fmean(values), sem, len(values))

@@ -1,0 +1,119 @@
+"""What experiments found beside what the papers found."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from simulations.experiments.definition import Experiment, PaperValue, shipped
+from simulations.experiments.metrics import METRICS, Metric
+from simulations.experiments.results import Estimate, Results, estimate
+
+_NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A case or a difference: the paper's value in the metric's unit, and ours for each metric."""
+
+    name: str
+    paper: PaperValue | None
+    ours: dict[str, Estimate]
+    is_difference: bool = False
+
+
+def lines_of(experiment: Experiment, results: Results) -> list[Line]:
+    """Return one line for each case and each difference; a difference is taken seed by seed."""
+    by_case = {case.name: results.of(experiment, case) for case in experiment.cases}
+    lines = []
+    for case in experiment.cases:
+        ours = {}
+        for metric in experiment.metrics:
+            values = [one.figures[metric] for one in by_case[case.name].values() if metric in one.figures]
+            if (found := estimate(values)) is not None:
+                ours[metric] = found
+        lines.append(Line(case.name, case.paper, ours))
+    first = experiment.metrics[0]
+    for difference in experiment.differences:
+        of, minus = by_case[difference.of], by_case[difference.minus]
+        pairs = [(of[seed].figures.get(first), minus[seed].figures.get(first)) for seed in of if seed in minus]
+        values = [one - other for one, other in pairs if one is not None and other is not None]
+        found = estimate(values)
+        lines.append(Line(difference.name, difference.paper, {} if found is None else {first: found}, True))
+    return lines
+
+
+def show(experiments: Sequence[Experiment], results: Results, command: Sequence[str], console: Console) -> None:
+    """Print a table for each experiment, then one line for scripts for each case and each difference."""
+    found = [(experiment, lines_of(experiment, results)) for experiment in experiments]
+    for experiment, lines in found:
+        console.print(_table(experiment, lines))
+        if experiment.notes:
+            console.print(experiment.notes, style="dim", highlight=False)
+        run = shlex.join([*command, experiment.name if experiment.path in shipped() else str(experiment.path)])
+        console.print(f"command: {run}{' --quick' if experiment.quick else ''}\n", highlight=False, soft_wrap=True)
+    for experiment, lines in found:
+        for line in lines:
+            print(bar(experiment, line))
+
+
+def _table(experiment: Experiment, lines: Sequence[Line]) -> Table:
+    quick = " (a glance, not the paper's setting)" if experiment.quick else ""
+    title = (
+        f"{experiment.name}: {experiment.title}{quick}\n{experiment.source}; {METRICS[experiment.metrics[0]].heading}"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("case", no_wrap=True)
+    for heading in ("paper", "ours", "difference", "seeds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for metric in experiment.metrics[1:]:
+        heading = METRICS[metric].heading
+        table.add_column(heading, justify="right", min_width=max(len(word) for word in heading.split()))
+    first = METRICS[experiment.metrics[0]]
+    for line in lines:
+        ours = line.ours.get(experiment.metrics[0])
+        table.add_row(
+            line.name,
+            _paper(line.paper, first, line.is_difference),
+            _NONE if ours is None else _with_error(ours, first, line.is_difference),
+            _NONE if ours is None or line.paper is None else _against(ours, line.paper, first),
+            f"{ours.seeds if ours else 0}/{len(experiment.seeds)}",
+            *(
+                _NONE if metric not in line.ours else METRICS[metric].write(line.ours[metric].mean)
+                for metric in experiment.metrics[1:]
+            ),
+            style="bold" if line.is_difference else "",
+        )
+    return table
+
+
+def _paper(paper: PaperValue | None, metric: Metric, sign: bool) -> str:
+    if paper is None:
+        return _NONE
+    error = "" if paper.sem is None else f" \N{PLUS-MINUS SIGN} {paper.sem:.{metric.decimals}f}"
+    return f"{paper.value:{'+' if sign else ''}.{metric.decimals}f}{error}"
+
+
+def _with_error(ours: Estimate, metric: Metric, sign: bool) -> str:
+    error = "" if ours.sem is None else f" \N{PLUS-MINUS SIGN} {metric.write(ours.sem)}"
+    return f"{metric.write(ours.mean, sign=sign)}{error}"
+
+
+def _against(ours: Estimate, paper: PaperValue, metric: Metric) -> str:
+    return f"{metric.scale * ours.mean - paper.value:+.{metric.decimals}f}"
+
+
+def bar(experiment: Experiment, line: Line) -> str:
+    """Return the line for scripts; figures in the paper's unit, ``none`` where there is none."""
+    metric, ours = METRICS[experiment.metrics[0]], line.ours.get(experiment.metrics[0])
+    figures = {
+        "experiment": f"{experiment.name}/{line.name}",
+        "paper": "none" if line.paper is None else f"{line.paper.value:g}",
+        "ours": "none" if ours is None else metric.write(ours.mean),
+        "sem": "none" if ours is None or ours.sem is None else metric.write(ours.sem),
+        "seeds": str(ours.seeds if ours else 0),
+    }
+    return "BAR " + " ".join(f"{key}={value}" for key, value in figures.items())

@@ -1,0 +1,312 @@
+"""Experiments: definitions, the resumable runner, and what is shown of it, on tiny real runs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from common.config import ConfigValue
+from common.errors import ConfigError, RunFolderError
+from common.models import initial_vector
+from simulations import cli
+from simulations.experiments import definition
+from simulations.experiments.definition import Experiment, PaperValue, load
+from simulations.experiments.masks import count_distribution, overlap
+from simulations.experiments.measures import MEASURES
+from simulations.experiments.results import Results, estimate
+from simulations.experiments.runner import RESULTS, Workers, carry_out, tasks_of
+from simulations.experiments.show import lines_of
+from simulations.report.summary import load_run
+from simulations.run import Engine, simulate
+from tests.support import small_config
+
+_HERE = Workers(in_process=True)
+_TINY = """\
+title = "three clusters"
+source = "none"
+metrics = ["accuracy", "tail_accuracy", "uplink"]
+seeds = [1, 2]
+minutes = 0.1
+notes = "Tiny."
+
+[settings]
+dataset = "tests.support:small_dataset"
+model = "mlp:12-8-3"
+rounds = 3
+sites = 2
+steps-per-round = 2
+sampling-rate = 0.5
+learning-rate = 0.1
+
+[grid.epsilon]
+eps1 = { epsilon = 1.0, noise-multiplier = 30.0 }
+eps8 = { epsilon = 8.0, noise-multiplier = 5.0 }
+
+[grid.method]
+dense = { final-density = 1.0 }
+rs = { final-density = 0.3 }
+
+[paper]
+eps1-rs = { value = 50.0, sem = 1.0 }
+eps8-rs = 60
+
+[differences]
+gain = { of = "eps8-rs", minus = "eps8-dense", paper = -1.5 }
+
+[quick]
+seeds = [7]
+rounds = 2
+"""
+
+
+def _file(tmp_path: Path, text: str = _TINY) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+def _carry_out(experiment: Experiment, out: Path, *words: str) -> list[str]:
+    return carry_out(tasks_of([experiment], words), out, _HERE, Console(quiet=True))
+
+
+def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
+    experiment = load(_file(tmp_path))
+    assert [case.name for case in experiment.cases] == ["eps1-dense", "eps1-rs", "eps8-dense", "eps8-rs"]
+    last = experiment.cases[-1]
+    assert (last.settings["epsilon"], last.settings["final-density"], last.settings["rounds"]) == (8.0, 0.3, 3)
+    assert experiment.cases[1].paper == PaperValue(50.0, 1.0) and last.paper == PaperValue(60.0)
+    assert experiment.cases[0].paper is None
+    assert experiment.total_minutes == pytest.approx(0.1 * 4 * 2)
+    tasks = tasks_of([experiment])
+    assert [task.seed for task in tasks] == [1] * 4 + [2] * 4, "a stopped runner has something of every case"
+    assert [task.case.name for task in tasks_of([experiment], ["EPS8", "seed 2"])] == ["eps8-dense", "eps8-rs"]
+    glance = load(experiment.path, quick=True)
+    assert glance.seeds == (7,) and {case.settings["rounds"] for case in glance.cases} == {2}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rounds = 3", "round = 3", r"tiny\.toml: case 'eps1-dense': unknown run-config key 'round': did you mean"),
+        ("rounds = 3", "rounds = 0", r"expected at least 1, got rounds=0"),
+        ("rounds = 3", "seed = 3", r"'seed', which the runner sets itself"),
+        ("epsilon = 8.0,", 'epsilon = "eight",', r"expected epsilon of type float, got 'eight'"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", r"different whole numbers, got \[1, 1\]"),
+        ("seeds = [1, 2]", "", r"expected 'seeds' of type list"),
+        ('"accuracy", ', '"acuracy", ', r"'metrics' to be some of accuracy"),
+        ("eps8-rs = 60", "eps9-rs = 60", r"\[paper\] has a value for 'eps9-rs', but the cases are eps1-dense"),
+        ("eps8-rs = 60", 'eps8-rs = "60"', r"expected a number or .* as the paper's 'eps8-rs', got '60'"),
+        ('of = "eps8-rs"', 'of = "rs"', r"'gain' speaks of 'rs'"),
+        ("gain =", "eps1-rs =", r"which is a case"),
+        ("rs = { final-density = 0.3 }", "rs = { epsilon = 0.3 }", r"two axes of the grid set 'epsilon'"),
+        ("rs = { final", "'r s' = { final", r"expected labels of a-z, 0-9 and '\.', got 'r s'"),
+        ("minutes = 0.1", "minutes = 0", r"expected 'minutes' above 0"),
+        ("title =", "titel =", r"unknown key 'titel'"),
+        ("title =", "title", r"cannot read the experiment"),
+        ('source = "none"', 'source = "none"\nmeasure = "guess"', r"'measure' to be one of run"),
+    ],
+)
+def test_a_bad_definition_says_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert _TINY.count(old) >= 1
+    with pytest.raises(ConfigError, match=message):
+        load(_file(tmp_path, _TINY.replace(old, new)))
+
+
+def test_every_shipped_definition_is_valid_in_full_and_quick() -> None:
+    paths = definition.shipped()
+    assert "table2-dp-cnn-s" in {path.stem for path in paths}
+    for path in paths:
+        for quick in (False, True):
+            experiment = load(path, quick=quick)
+            assert experiment.cases
+    with pytest.raises(ConfigError, match=r"unknown experiment 'table9': expected one of .*table2-dp-cnn-s"):
+        definition.find("table9")
+
+
+def test_what_is_done_stays_done_until_the_definition_changes(tmp_path: Path) -> None:
+    path, out = _file(tmp_path), tmp_path / "out"
+    experiment = load(path)
+    assert _carry_out(experiment, out, "eps8", "seed 1") == []
+    log = out / "tiny" / "eps8-rs-seed1" / "run.jsonl"
+    before = log.stat().st_mtime_ns
+    assert _carry_out(experiment, out, "eps8") == []
+    assert log.stat().st_mtime_ns == before
+    with Results(out / RESULTS) as results:
+        found = results.of(experiment, experiment.cases[-1])
+        assert list(found) == [1, 2]
+        assert found[1].figures["accuracy"] == load_run(log.parent).accuracy
+        assert found[1].figures["accuracy"] != found[2].figures["accuracy"], "seeds must matter"
+        changed = load(_file(tmp_path, _TINY.replace("learning-rate = 0.1", "learning-rate = 0.25")))
+        assert results.of(changed, changed.cases[-1]) == {}
+    assert _carry_out(changed, out, "eps8-rs", "seed 1") == []
+    assert load_run(log.parent).config["learning-rate"] == "0.25"
+
+
+def test_a_setting_that_is_new_since_then_counts_as_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = load(_file(tmp_path))
+    case = experiment.cases[0]
+    with Results(tmp_path / RESULTS) as results:
+        then = dict(experiment.measure.identity(case.settings))
+        del then["server-averaging"]
+        monkeypatch.setattr("simulations.experiments.results.json.dumps", lambda *_, **__: _dumped(then))
+        results.keep(experiment, case, 1, {"accuracy": 0.5}, 1.0)
+        monkeypatch.undo()
+        assert results.find(experiment, case, 1) is not None
+        changed = load(_file(tmp_path, _TINY.replace("rounds = 3", "rounds = 3\nserver-averaging = 0.5")))
+        assert results.find(changed, changed.cases[0], 1) is None
+
+
+def _dumped(value: object) -> str:
+    import json
+
+    return json.JSONEncoder().encode(value)
+
+
+def test_a_killed_runner_goes_on_where_it_was(tmp_path: Path) -> None:
+    path, out, whole = _file(tmp_path, _TINY.replace("rounds = 3", "rounds = 30")), tmp_path / "out", tmp_path / "whole"
+    command = [sys.executable, "-m", "simulations.cli", "experiments", "run", str(path), "--in-process"]
+    words = ["--only", "eps8", "seed 1"]
+    process = subprocess.Popen([*command, "--out", str(out), *words], stdout=subprocess.DEVNULL)
+    log = out / "tiny" / "eps8-rs-seed1" / "run.jsonl"  # the second of the two
+    while not log.exists() or log.read_text().count('"round"') < 5:
+        assert process.poll() is None, "the runner ended before it could be killed"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    experiment = load(path)
+    dense, rs = experiment.cases[2:]
+    with Results(out / RESULTS) as results:
+        assert list(results.of(experiment, dense)) == [1] and results.of(experiment, rs) == {}
+    before = (out / "tiny" / "eps8-dense-seed1" / "run.jsonl").stat().st_mtime_ns
+    assert _carry_out(experiment, out, "eps8", "seed 1") == []
+    assert (out / "tiny" / "eps8-dense-seed1" / "run.jsonl").stat().st_mtime_ns == before
+    assert load_run(log.parent).resumed == 1, "the killed run went on from its checkpoint"
+    assert _carry_out(experiment, whole, "eps8", "seed 1") == []
+    with Results(out / RESULTS) as ours, Results(whole / RESULTS) as theirs:
+        for case in (dense, rs):
+            stopped, unbroken = (one.of(experiment, case)[1].figures for one in (ours, theirs))
+            assert stopped["accuracy"] == unbroken["accuracy"] and stopped["epsilon"] == unbroken["epsilon"]
+
+
+def test_one_runner_at_a_time(tmp_path: Path) -> None:
+    import fcntl
+
+    experiment = load(_file(tmp_path))
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="another 'fedsieve experiments run' is at work"):
+            _carry_out(experiment, tmp_path)
+
+
+def test_a_failure_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _TINY.replace("rs = { final-density = 0.3 }", 'rs = { final-density = 0.3, partition = "no-such" }')
+    path, out = _file(tmp_path, text), tmp_path / "out"
+    arguments = ["experiments", "run", str(path), "--in-process", "--out", str(out), "--only", "eps8", "seed 1"]
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "1 of 2 runs failed" in captured.err and "tiny eps8-rs seed 1: " in captured.err
+    assert re.search(r"BAR experiment=tiny/eps8-dense paper=none ours=\d+\.\d\d sem=none seeds=1", captured.out)
+    assert "BAR experiment=tiny/eps8-rs paper=60 ours=none sem=none seeds=0" in captured.out
+
+
+def test_the_command_shows_paper_ours_and_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = _file(tmp_path), tmp_path / "out"
+    assert cli.main(["experiments", "run", str(path), "--in-process", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert cli.main(["experiments", "show", str(path), "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    experiment = load(path)
+    with Results(out / RESULTS) as results:
+        dense, rs = (
+            [100 * results.of(experiment, c)[s].figures["accuracy"] for s in (1, 2)] for c in experiment.cases[2:]
+        )
+        assert lines_of(experiment, results)[-1].ours["accuracy"].seeds == 2
+    mean, sem = sum(rs) / 2, abs(rs[0] - rs[1]) / 2
+    assert f"BAR experiment=tiny/eps8-rs paper=60 ours={mean:.2f} sem={sem:.2f} seeds=2" in lines
+    gains = [one - other for one, other in zip(rs, dense, strict=True)]
+    gain, error = sum(gains) / 2, abs(gains[0] - gains[1]) / 2
+    assert lines[-1] == f"BAR experiment=tiny/gain paper=-1.5 ours={gain:.2f} sem={error:.2f} seeds=2"
+    assert [line.split()[1] for line in lines if line.startswith("BAR")] == [
+        f"experiment=tiny/{name}" for name in ("eps1-dense", "eps1-rs", "eps8-dense", "eps8-rs", "gain")
+    ]
+    (row,) = [line for line in lines if line.strip().startswith("eps8-rs")]
+    assert f"{mean:.2f} ± {sem:.2f}" in row and f"{mean - 60:+.2f}" in row and "2/2" in row
+    assert f"command: fedsieve experiments run {path}" in lines
+    assert "Tiny." in lines
+
+
+def test_estimate() -> None:
+    assert estimate([]) is None
+    one, three = estimate([0.5]), estimate([1.0, 2.0, 6.0])
+    assert one is not None and (one.mean, one.sem, one.seeds) == (0.5, None, 1)
+    assert three is not None and three.mean == 3.0 and three.sem == pytest.approx((7 / 3) ** 0.5)
+
+
+def test_a_file_that_is_no_results_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / RESULTS
+    path.write_text("nonsense" * 100)
+    with pytest.raises(RunFolderError, match="move it away"):
+        Results(path)
+
+
+def test_many_at_a_time_on_ray_give_the_same_results(tmp_path: Path) -> None:
+    experiment = load(_file(tmp_path))
+    words = ("eps8", "seed 1")
+    assert _carry_out(experiment, tmp_path / "here", *words) == []
+    tasks = tasks_of([experiment], words)
+    assert carry_out(tasks, tmp_path / "ray", Workers(jobs=2), Console(quiet=True)) == []
+    with Results(tmp_path / "here" / RESULTS) as here, Results(tmp_path / "ray" / RESULTS) as ray:
+        for case in experiment.cases[2:]:
+            one, other = (dict(store.of(experiment, case)[1].figures) for store in (here, ray))
+            for figures in (one, other):
+                figures.pop("seconds")
+            assert one == other
+
+
+def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
+    measure = MEASURES["masks"]
+    settings: dict[str, ConfigValue] = {
+        "dataset": "tests.support:small_dataset",
+        "model": "mlp:12-40-3",
+        "rounds": 8,
+        "sites": 1,
+        "steps-per-round": 1,
+        "noise-multiplier": 5.0,
+        "value-coding": "f32",
+        "downlink-coding": "f32",
+    }
+    measure.check(settings)
+    random = measure.carry_out(settings, 1, tmp_path / "random", lambda share: None)
+    assert 0.9 < random["overlap"] <= 1 and random["epsilon"] > 0
+    for wrong in ({"value-coding": "calibrated"}, {"rounds-per-epoch": 2}, {"private": False}):
+        with pytest.raises(ConfigError, match="to see which parameters move"):
+            measure.check({**settings, **wrong})
+
+
+def test_the_histogram_of_masks_tells_random_ones_from_a_fixed_one() -> None:
+    densities = np.array([1.0, 0.5, 0.25])
+    assert count_distribution(densities) == pytest.approx([0.125, 0.5, 0.375, 0.0])
+    kept = np.random.default_rng(1).random((3, 20_000)) < densities[:, None]
+    assert overlap((~kept).sum(0), densities) > 0.98
+    always = np.arange(20_000) < densities[:, None] * 20_000  # the same coordinates again and again
+    assert overlap((~always).sum(0), densities) < 0.8
+
+
+def test_with_one_site_a_round_an_epoch_is_a_round_a_step(tmp_path: Path) -> None:
+    """What Table 2 relies on: rounds only cut the sequence of steps into pieces."""
+    shared = {"sites": 1, "private": False, "sampling_rate": 1.0, "value_coding": "f32", "downlink_coding": "f32"}
+    by_epoch = small_config(tmp_path, name="epochs", rounds=2, steps_per_round=3, rounds_per_epoch=1, **shared)
+    by_step = small_config(tmp_path, name="steps", rounds=6, steps_per_round=1, rounds_per_epoch=3, **shared)
+    one, other = (simulate(config, Engine(in_process=True)).model for config in (by_epoch, by_step))
+    moved = one - initial_vector(by_epoch.model, by_epoch.seed)
+    assert np.abs(moved).max() > 0.1
+    assert one == pytest.approx(other, abs=1e-5)
