@@ -28,6 +28,7 @@ from server.checkpoint import Checkpoint
 from server.downlink import Downlink
 from server.evaluation import Evaluator, Score
 from server.federation import Member, join
+from server.grid import PromptGrid
 from server.masks import RandomMasks
 from server.privacy import PrivacyAccount
 from server.runfolder import RunFolder
@@ -41,7 +42,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says."""
-    run(grid, RunConfig.parse(_plain(context.run_config)), (_tell_flower,))
+    run(PromptGrid(grid), RunConfig.parse(_plain(context.run_config)), (_tell_flower,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ def run(
     signer = PlanSigner.load(Path(config.server_key)) if config.server_key else None
     # Everything that can be wrong with a config has been tried by now: only then is a folder made and a site asked.
     members = join(grid, config.sites, config.round_deadline)
-    folder = RunFolder.resume(config) if config.resume else RunFolder.create(config)
+    resume = config.resume or (config.restart and RunFolder.has_begun(config))
+    folder = RunFolder.resume(config) if resume else RunFolder.create(config)
     log = RunLog(folder.log, listeners)
     try:
         state = ServerState(
@@ -83,7 +85,7 @@ def run(
             PrivacyAccount(config.delta, config.accountant),
             Traffic(initial.size),
         )
-        if config.resume:
+        if resume:
             initial = _restore(state, Checkpoint.load(folder.checkpoint), initial, log)
             so_far = state.traffic.uplink
             log.write(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import ConfigValue, describe_keys, parse_assignment
 from common.errors import ConfigError, FedsieveError
+from deployment import cli as deploy_cli
 from simulations import site_cli
 
 _SIMULATE_HELP = """\
@@ -69,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     get.set_defaults(run=_data_get)
     site_cli.add_site(commands)
     site_cli.add_ledger(commands)
-    site_cli.add_keys(commands)
+    deploy_cli.add_keys(commands)
+    deploy_cli.add_deploy(commands)
     site_cli.add_audit(commands)
     return parser
 
