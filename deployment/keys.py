@@ -80,6 +80,7 @@ class ServerKeys:
     @classmethod
     def create(cls, folder: Path, hosts: Sequence[str], days: int) -> "ServerKeys":
         """Make a CA, a certificate for a SuperLink at ``hosts``, the key that signs plans and SuperExec's secret."""
+        _check(hosts, days)
         keys = cls(_new_folder(folder))
         authority = _Authority.create("fedsieve server CA", _CA_DAYS)
         _write(folder / "ca.key", authority.key_bytes(), secret=True)
@@ -96,6 +97,7 @@ class ServerKeys:
 
     def renew(self, hosts: Sequence[str], days: int) -> None:
         """Replace the server's certificate by a new one of the same CA; sites notice nothing."""
+        _check(hosts, days)
         authority = _Authority.load(self.folder / "ca.key", self.ca)
         for old in (self.link / "server.crt", self.link / "server.key"):
             old.unlink(missing_ok=True)
@@ -126,6 +128,7 @@ class SiteKeys:
     @classmethod
     def create(cls, folder: Path, server_ca: Path, hosts: Sequence[str], days: int) -> "SiteKeys":
         """Make a site's keys; its daemon will answer at ``hosts``. ``server_ca`` is what the server gave out."""
+        _check(hosts, days)
         _require_certificate(server_ca)
         keys = cls(_new_folder(folder))
         keys.node.mkdir()
@@ -200,11 +203,17 @@ class _Authority:
         _write(stem.with_suffix(".crt"), certificate.public_bytes(Encoding.PEM))
 
 
+def _check(hosts: Sequence[str], days: int) -> None:
+    """Refuse what no certificate can hold, before anything is written."""
+    for host in hosts:
+        _host(host)
+    if not 1 <= days <= _CA_DAYS:
+        raise ConfigError(f"expected a certificate to be good for 1 to {_CA_DAYS} days, got {days}")
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    if not 1 <= days <= _CA_DAYS:
-        raise ConfigError(f"expected a certificate to be good for 1 to {_CA_DAYS} days, got {days}")
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()

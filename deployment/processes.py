@@ -25,6 +25,7 @@ from deployment.superlink import SuperLink
 
 _BIN = Path(sys.executable).parent
 _PROJECT = Path(__file__).resolve().parent.parent
+_GRACE_SECONDS = 10.0
 # No process phones home or installs anything; SuperExec looks for work often, so that a short round stays short.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -81,6 +82,12 @@ class Supervised:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
+    def wait(self, seconds: float) -> None:
+        """Return once the process has ended, or after ``seconds``."""
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(max(0.1, seconds))
+
     def tail(self, lines: int = 15) -> str:
         """Return the end of its log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -126,20 +133,19 @@ class LocalDeployment:
         self.close()
 
     def close(self) -> None:
-        """End every process: first politely, then not."""
+        """End every process: the SuperLink last, so that nodes can say good-bye to it; it is built to be killed."""
         self._stopping.set()
         with self._lock:
             processes = list(self.processes.values())
-            for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-                for process in processes:
-                    process.end(number)
-                deadline = time.monotonic() + seconds
-                for process in processes:
-                    if process.process is not None:
-                        try:
-                            process.process.wait(max(0.1, deadline - time.monotonic()))
-                        except subprocess.TimeoutExpired:
-                            continue
+            asked = [process for process in processes if process.name not in ("superlink", "gate")]
+            for process in asked:
+                process.end(signal.SIGTERM)
+            deadline = time.monotonic() + _GRACE_SECONDS
+            for process in asked:
+                process.wait(deadline - time.monotonic())
+            for process in processes:
+                process.end(signal.SIGKILL)
+                process.wait(_GRACE_SECONDS)
         if self._supervisor.is_alive():
             self._supervisor.join()
 
