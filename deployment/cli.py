@@ -111,10 +111,13 @@ def add_deploy(commands: Commands) -> None:
     register.add_argument("public_key", type=Path, help="the site's node.pub")
     register.add_argument("--name", default="", help="name to list it under (default: its folder's)")
     register.set_defaults(run=_register)
+    unregister = actions.add_parser("unregister", help="let a site's node in no more")
+    unregister.add_argument("node_id", type=int, help="node, as 'fedsieve deploy status' lists it")
+    unregister.set_defaults(run=_unregister)
     stop = actions.add_parser("stop", help="end a run; its checkpoint stays")
     stop.add_argument("run_id", type=int)
     stop.set_defaults(run=_stop)
-    for parser in (run, status, logs, register, stop):
+    for parser in (run, status, logs, register, unregister, stop):
         parser.add_argument(
             "--superlink",
             default=os.environ.get("FEDSIEVE_SUPERLINK", "127.0.0.1:8000"),
@@ -196,6 +199,12 @@ def _logs(options: argparse.Namespace) -> int:
 def _register(options: argparse.Namespace) -> int:
     node_id = _link(options).register(options.public_key, options.name)
     print(f"registered node {node_id}")
+    return 0
+
+
+def _unregister(options: argparse.Namespace) -> int:
+    _link(options).unregister(options.node_id)
+    print(f"node {options.node_id} is let in no more")
     return 0
 
 

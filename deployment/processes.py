@@ -26,13 +26,13 @@ from deployment.superlink import SuperLink
 _BIN = Path(sys.executable).parent
 _PROJECT = Path(__file__).resolve().parent.parent
 _GRACE_SECONDS = 10.0
-# No process phones home or installs anything; SuperExec looks for work often, so that a short round stays short.
+# No process phones home or installs anything.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
 }
+_LOOK_OFTEN = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds: a node finds the work of a short round soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class LocalDeployment:
 
     def add_node(self, site: LocalSite) -> Supervised:
         """Start a site's SuperNode."""
-        return self.add(f"{site.name}-node", self.node_command(site))
+        return self.add(f"{site.name}-node", self.node_command(site), _LOOK_OFTEN)
 
     def node_command(self, site: LocalSite) -> list[str]:
         """Return the command of a site's SuperNode."""
@@ -240,6 +240,8 @@ class LocalDeployment:
     def _supervise(self) -> None:
         while not self._stopping.wait(0.1):
             with self._lock:
+                if self._stopping.is_set():  # while this waited for the lock, everything was ended
+                    return
                 for process in self.processes.values():
                     process.tend()
 

@@ -23,6 +23,7 @@ from flwr.proto.control_pb2 import (
     StartRunRequest,
     StopRunRequest,
     StreamLogsRequest,
+    UnregisterNodeRequest,
 )
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
@@ -91,6 +92,11 @@ class SuperLink:
                 RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name or public_key.parent.name)
             )
         return int(reply.node_id)
+
+    def unregister(self, node_id: int) -> None:
+        """Let a SuperNode in no more."""
+        with self._asking():
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
 
     def nodes(self) -> list[NodeStatus]:
         """Return the registered nodes."""
@@ -215,5 +221,5 @@ class LinkUnreachable(DeploymentError):  # noqa: N818 - it is a state, not a fau
 
 
 def _was_lost(status: RunStatus) -> bool:
-    """Tell whether a run failed because its ServerApp vanished, rather than by an error of its own."""
-    return status.outcome == "failed" and "heartbeat" in status.details.lower()
+    """Tell whether a run failed because its ServerApp vanished or was told to stop, rather than by an own error."""
+    return status.outcome == "failed" and not status.details.startswith("ServerApp failed with exception")

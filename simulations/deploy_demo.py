@@ -138,8 +138,10 @@ class Compose:
 def containers(files: DemoDeployment, project: str = "fedsieve-demo") -> Iterator[Compose]:
     """Build the images, start the containers, and take them and their volumes down in the end."""
     compose = Compose(files, project)
+    for service in ("superlink", "node-1"):  # one after the other: they share layers
+        compose("build", "--quiet", service)
     with wheels():
-        for service in ("superlink", "node-1", "superexec", "site-1"):  # one after the other: they share layers
+        for service in ("superexec", "site-1"):
             compose("build", "--quiet", service)
     try:
         compose("up", "--detach")

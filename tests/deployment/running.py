@@ -110,3 +110,5 @@ def deployment(
         sites.append(replace(site, daemon_command=(*test_build, str(number), *options)))
     with LocalDeployment(folder, files.server, sites) as processes:
         yield Running(processes, files, config)
+    left = [name for name, one in processes.processes.items() if one.process is None or one.process.poll() is None]
+    assert not left, f"still running: {left}"

@@ -138,6 +138,16 @@ def test_sites_reach_nothing_of_the_superlink_but_what_is_for_them(running: Runn
     assert running.processes.link.nodes()
 
 
+def test_a_node_that_is_unregistered_is_refused(running: Running, tmp_path: Path) -> None:
+    keys = SiteKeys.create(tmp_path / "passing", running.files.server.ca, ("localhost",), 1)
+    node_id = running.processes.link.register(keys.public)
+    client, public_key = fleet(running, keys)
+    activate(client, public_key)
+    running.processes.link.unregister(node_id)
+    with pytest.raises(httpx.HTTPStatusError):
+        activate(client, public_key)
+
+
 def test_bad_input_is_told(running: Running, tmp_path: Path) -> None:
     link = running.processes.link
     with pytest.raises(DeploymentError, match="no run 7"):

@@ -71,9 +71,9 @@ def run(grid: InProcessGrid, config: RunConfig) -> tuple[bytes, list[Event]]:
 
 
 def test_a_node_that_comes_back_is_asked_again_in_the_same_round(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "whole", rounds=3, sites=3)
+    config = small_config(tmp_path / "whole", rounds=3, sites=3, noise_multiplier=3.0)
     whole, _ = run(UnreliableGrid(config, lost_round=99), config)
-    config = small_config(tmp_path / "lost", rounds=3, sites=3)
+    config = small_config(tmp_path / "lost", rounds=3, sites=3, noise_multiplier=3.0)
     grid = UnreliableGrid(config, lost_round=2)
     model, rounds = run(grid, config)
     assert grid.asked == [0, 1, 2, 2, 3]
@@ -93,7 +93,7 @@ def test_a_node_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: 
     wait_for = strategy._returned
     monkeypatch.setattr(strategy, "_returned", returned)
     monkeypatch.setattr(strategy, "_PATIENCE", 0.1)
-    config = small_config(tmp_path, rounds=4, sites=3)
+    config = small_config(tmp_path, rounds=4, sites=3, noise_multiplier=3.0)
     grid = UnreliableGrid(config, lost_round=2, comes_back=False)
     _, rounds = run(grid, config)
     assert [event["admitted"] for event in rounds] == [3, 2, 2, 2]
