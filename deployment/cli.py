@@ -72,8 +72,13 @@ def _renew(options: argparse.Namespace) -> int:
 def _add_site(options: argparse.Namespace) -> int:
     from deployment.keys import SiteKeys
 
+    try:
+        plan_key = (options.server / "plan.pub").read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the server's plan.pub: {error}; ask its operator for the folder 'public'"
+        ) from None
     keys = SiteKeys.create(options.folder, options.server / "ca.crt", _hosts(options), options.days)
-    plan_key = (options.server / "plan.pub").read_text().strip()
     print(f"made {keys.folder}; give {keys.public} to the server's operator, and nothing else of it to anybody")
     print(f'the site\'s policy names the server that it obeys:\nserver-key = "{plan_key}"')
     return 0

@@ -42,7 +42,7 @@ def measure(folder: Path, messages: int = _MESSAGES) -> ShimCost:
     inputs, targets = rng.normal(size=(64, 12)).astype(np.float32), np.arange(64) % 3
     dataset = Dataset(inputs, targets, inputs[:8], targets[:8])
     settings = {"model": "mlp:12-3", "sites": 1, "rounds": messages - 1, "steps-per-round": 1, "sampling-rate": 0.5}
-    config = config_with({**settings, "epsilon": 50.0, "evaluate-every": 0, "name": "shim"})
+    config = config_with({**settings, "epsilon": 50.0, "noise-multiplier": 1.0, "evaluate-every": 0, "name": "shim"})
     files = prepare(folder, dataset, config)
     with LocalDeployment(folder, files.server, files.local_sites) as deployment:
         site = deployment.sites[0]

@@ -78,7 +78,7 @@ def test_a_renewed_certificate_is_of_the_same_ca(tmp_path: Path) -> None:
         (["keys", "init", "{tmp}/server"], "exists already: keys are never replaced"),
         (["keys", "init", "{tmp}/new", "--host", "a:80"], "without a port, got 'a:80'"),
         (["keys", "init", "{tmp}/new", "--days", "0"], "1 to 3650 days, got 0"),
-        (["keys", "add-site", "{tmp}/site-2", "--server", "{tmp}"], "cannot read the server's CA certificate"),
+        (["keys", "add-site", "{tmp}/site-2", "--server", "{tmp}"], "cannot read the server's plan.pub"),
         (["deploy", "status"], "give --ca"),
         (["deploy", "status", "--ca", "{tmp}/none"], "cannot use the CA certificate"),
         (["deploy", "status", "--ca", "{tmp}/server/public/ca.crt", "--superlink", "127.0.0.1:9"], "is it running"),
