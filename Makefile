@@ -10,7 +10,8 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo test test-browser lint setup format mutants protos bench-simulation bench-step bench-coding bench-bytes reproduce constraints clean
+.PHONY: help demo deploy-local deploy-demo test test-browser test-deployment test-docker lint setup format mutants protos reproduce \
+  bench-shim bench-simulation bench-step bench-coding bench-bytes constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -39,6 +40,21 @@ format: $(READY)  ## let ruff format and fix what it can
 
 mutants: $(READY)  ## break the privacy mechanism on purpose and see which test notices
 	$(BIN)/python -m tests.mutants
+
+deploy-local: $(READY)  ## a deployment as plain processes: TLS, authenticated nodes, daemons, a real training
+	$(BIN)/python -m simulations.deploy_demo local
+
+deploy-demo: $(READY)  ## the same in containers; needs Docker and Compose
+	$(BIN)/python -m simulations.deploy_demo docker
+
+test-deployment: $(READY)  ## the slow tests of deployments: every process killed, a paused site, memory over 50 rounds
+	$(BIN)/python -m pytest -m slow tests/deployment
+
+test-docker: $(READY)  ## the tests that need a Docker engine
+	$(BIN)/python -m pytest -m docker tests/deployment
+
+bench-shim: $(READY)  ## CPU of a message at a site's node: our shim against a ClientApp that imports torch
+	$(BIN)/python -m simulations.benchmarks.shim
 
 bench-simulation: $(READY)  ## our Ray engine against a bare loop and against Flower's engine
 	$(BIN)/python -m simulations.benchmarks.simulation

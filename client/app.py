@@ -3,6 +3,7 @@
 It imports no torch: in a deployment Flower starts a process for every message.
 """
 
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -34,7 +35,7 @@ app = ClientApp()
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Tell the server which site this is, and the size that it declares."""
-    site = _open_site(context)
+    site = _open_site(message, context)
     return Message(Introduction(_site_number(context), site.declared_size).to_content(), reply_to=message)
 
 
@@ -44,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
     answer: Release | Refusal | ModelWanted
     try:
         request = Request.from_content(message.content)
-        answer = Release(_open_site(context).train(request.plan, request.model, request.signature))
+        answer = Release(_open_site(message, context).train(request.plan, request.model, request.signature))
     except ModelMissing:
         answer = ModelWanted()
     except PlanRefused as refused:
@@ -61,7 +62,7 @@ def _site_number(context: Context) -> int:
     return number
 
 
-def _open_site(context: Context) -> OpenSite:
+def _open_site(message: Message, context: Context) -> OpenSite:
     """Return the daemon that the node config names, or a site of this very process in a simulation."""
     if "site" in context.node_config:
         from client.channel import Access  # grpc: only where there is a daemon to talk to
@@ -69,7 +70,7 @@ def _open_site(context: Context) -> OpenSite:
 
         access = Access.of_node(context.node_config)
         assert access is not None
-        return RemoteSite(access)
+        return RemoteSite(access, patience=message.metadata.created_at + message.metadata.ttl - time.time())
     return _site_opener()(context)
 
 

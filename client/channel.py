@@ -15,7 +15,12 @@ _SIZE_LIMITS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
 # A peer that has vanished without a word is noticed within a minute, also in the middle of a long training.
-_SHIM_OPTIONS = (*_SIZE_LIMITS, ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000))
+_SHIM_OPTIONS = (
+    *_SIZE_LIMITS,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a daemon that was restarted is found soon
+)
 DAEMON_OPTIONS = (
     *_SIZE_LIMITS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

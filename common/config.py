@@ -34,6 +34,7 @@ class RunConfig:
     out: str = _about("folder that holds the folders of runs")
     seed: int = _about("public seed: masks, cohorts, first model (and, in simulations alone, sampling and noise)")
     resume: bool = _about("continue the run of this name from its checkpoint")
+    restart: bool = _about("the same, but begin where there is no checkpoint yet ('fedsieve deploy run' sets it)")
 
     dataset: str = _about("name, folder or .npz file of a data set, or package.module:function")
     partition: str = _about("how a simulation splits it: iid, dirichlet:ALPHA, labels:PER_SITE, sizes:zipf")
@@ -138,6 +139,7 @@ class RunConfig:
         )
         check(self.cohort <= self.sites, "cohort", f"at most the {self.sites} sites")
         check(self.min_cohort <= self.cohort_size, "min_cohort", f"at most the cohort of {self.cohort_size}")
+        check(bool(self.name) or not self.restart, "name", "a name where restart=true, so that it can be found again")
         check("/" not in self.name and self.name not in (".", ".."), "name", "a folder's name without '/'")
         check(len(self.run_name) <= 200, "name", "at most 200 characters")
         self.how.check(self)

@@ -10,10 +10,12 @@
     ├── WireError           bytes from the other side are not what they claim to be
     ├── PlanRefused         a site will not carry out a plan; nothing was spent
     ├── ModelMissing        a site does not hold the model that a plan builds on; nothing was spent
-    ├── SiteUnreachable     a site's daemon cannot be reached, or stopped in the middle
+    ├── SiteUnreachable     a site's daemon cannot be reached, or fails
+    │   └── DaemonStopped   it was there and stopped in the middle: asking again costs nothing
     ├── LedgerError         a site's privacy ledger is missing, damaged, too new or cannot be written
     ├── RunFolderError      the files of a run are missing, damaged or belong to another run
-    └── FederationError     the sites that a run needs did not come, or answered nonsense when joining
+    ├── FederationError     the sites that a run needs did not come, or answered nonsense when joining
+    └── DeploymentError     a process of a deployment cannot be reached, refuses or does not come up
 
 Messages name the value, what was expected, and what to do about it.
 """
@@ -59,7 +61,11 @@ class ModelMissing(FedsieveError):  # noqa: N818 - it is an answer, not a fault
 
 
 class SiteUnreachable(FedsieveError):  # noqa: N818 - it is a state, not a fault
-    """A site's daemon cannot be reached, or stopped in the middle."""
+    """A site's daemon cannot be reached, or fails."""
+
+
+class DaemonStopped(SiteUnreachable):
+    """A site's daemon was there and stopped in the middle: asking again costs nothing."""
 
 
 class LedgerError(FedsieveError):
@@ -72,3 +78,7 @@ class RunFolderError(FedsieveError):
 
 class FederationError(FedsieveError):
     """The sites that a run needs did not come, or answered nonsense when joining."""
+
+
+class DeploymentError(FedsieveError):
+    """A process of a deployment cannot be reached, refuses or does not come up."""

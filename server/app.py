@@ -28,6 +28,7 @@ from server.checkpoint import Checkpoint
 from server.downlink import Downlink
 from server.evaluation import Evaluator, Score
 from server.federation import Member, join
+from server.grid import PromptGrid
 from server.methods import open_policy
 from server.methods.policy import MethodPolicy
 from server.planning import run_noise_multiplier, sample_plan
@@ -44,7 +45,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says."""
     config = RunConfig.parse(_plain(context.run_config))
-    run(grid, config, (lambda event: _tell_flower(event, config.privacy_unit),))
+    run(PromptGrid(grid), config, (lambda event: _tell_flower(event, config.privacy_unit),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def run(
     signer = PlanSigner.load(Path(config.server_key)) if config.server_key else None
     # Everything that can be wrong with a config has been tried by now: only then is a folder made and a site asked.
     members = join(grid, config.sites, config.round_deadline)
-    folder = RunFolder.resume(config) if config.resume else RunFolder.create(config)
+    resume = config.resume or (config.restart and RunFolder.has_begun(config))
+    folder = RunFolder.resume(config) if resume else RunFolder.create(config)
     log = RunLog(folder.log, listeners)
     try:
         state = ServerState(
@@ -88,7 +90,7 @@ def run(
             PrivacyAccount(config.delta, config.accountant),
             Traffic(initial.size),
         )
-        if config.resume:
+        if resume:
             initial = _restore(state, policy, Checkpoint.load(folder.checkpoint), initial, log)
             _ask_again_if_needed(state, config, members)
             so_far = state.traffic.uplink

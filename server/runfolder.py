@@ -9,7 +9,7 @@ from common.config import ConfigValue, RunConfig
 from common.errors import RunFolderError
 
 # What may differ between the first part of a run and its continuation: where it runs, never what it computes.
-_MAY_CHANGE = {"resume", "device", "out", "name", "round-deadline"}
+_MAY_CHANGE = {"resume", "restart", "device", "out", "name", "round-deadline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class RunFolder:
                 folder.path.mkdir()
                 break
             except FileExistsError:
+                if config.restart:  # left by an attempt that ended before its first checkpoint, with nobody asked
+                    folder.log.unlink(missing_ok=True)
+                    break
                 if config.name:
                     raise RunFolderError(
                         f"{folder.path} exists already: choose another 'name', remove it, or resume it"
@@ -58,6 +61,11 @@ class RunFolder:
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in config.to_mapping().items())
         folder.config.write_text("".join(lines), encoding="utf-8")
         return folder
+
+    @classmethod
+    def has_begun(cls, config: RunConfig) -> bool:
+        """Tell whether the run of this name has a checkpoint: no site has been asked for anything before the first."""
+        return cls(Path(config.out) / config.run_name).checkpoint.exists()
 
     @classmethod
     def resume(cls, config: RunConfig) -> "RunFolder":

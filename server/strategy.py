@@ -28,6 +28,7 @@ from server.aggregate import ModelAverage, ServerOptimizer, noisy_mean
 from server.downlink import Downlink
 from server.evaluation import Score
 from server.federation import Member, draw_cohort, draw_secret_cohort
+from server.grid import is_away
 from server.methods.policy import MethodPolicy
 from server.planning import round_plan
 from server.privacy import PrivacyAccount
@@ -35,7 +36,8 @@ from server.runlog import RunLog
 from server.traffic import Traffic
 
 _MODEL_ARRAY = "model"
-_LEAST_SHARE = 0.2  # of a round's time, for a site that needs the whole model
+_LEAST_SHARE = 0.2  # of a round's time, for a site that is asked once more
+_PATIENCE = 90.0  # seconds for a node to come back that went away in the middle of a round
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class _OpenRound:
     plan: RoundPlan
     cohort: list[Member]
     started: float
+    present: frozenset[int]  # nodes that were there when the round began
     rejections: dict[int, Rejection] = field(default_factory=dict)
     admitted: dict[int, AdmittedUpdate] = field(default_factory=dict)
     abandoned: bool = False
@@ -143,7 +146,7 @@ class SparseDpStrategy(Strategy):
             cohort = draw_secret_cohort(self._remaining(), self._config.cohort_rate, self._randomness)
         else:
             cohort = draw_cohort(self._remaining(), self._config.seed, server_round, self._config.cohort_size)
-        self._open = _OpenRound(plan, cohort, time.monotonic())
+        self._open = _OpenRound(plan, cohort, time.monotonic(), frozenset(grid.get_node_ids()))
         self._state.traffic.begin_round()
         return self._address(self._open, cohort, self._config.round_deadline)
 
@@ -170,26 +173,35 @@ class SparseDpStrategy(Strategy):
         return messages
 
     def _answers_in_full(self, grid: Grid, replies: Iterable[Message], deadline: float) -> Iterator[Message]:
-        """Yield the replies, and those of sites that wanted the whole model once they have been given it."""
+        """Yield the replies, and those of sites that had to be asked once more.
+
+        These are sites that wanted the whole model, and sites whose node went away while they were asked: they may have
+        been charged, and give the same release for the same charge once the node is back.
+        """
         current = self._open
         assert current is not None
         by_node = {member.node_id: member for member in current.cohort}
-        lost: list[Member] = []
+        wanting: list[Member] = []
+        away: list[Member] = []
         for reply in replies:
             member = by_node.get(reply.metadata.src_node_id)
             if member is not None and wants_model(reply):
                 self._state.traffic.received(member.site, PartBytes(framing=message_bytes(reply)), update=False)
                 self._downlink.forget(member.site)
-                lost.append(member)
+                wanting.append(member)
+            elif member is not None and member.node_id in current.present and is_away(reply):
+                away.append(member)
             else:
                 yield reply
+        least = _LEAST_SHARE * self._config.round_deadline
+        back = _returned(grid, away, min(time.monotonic() + _PATIENCE, deadline - least)) if away else []
         left = deadline - time.monotonic()
         # With hardly any time left a site would train, and be charged, for an answer that comes too late.
-        if left <= _LEAST_SHARE * self._config.round_deadline:
-            for member in lost:
+        if left <= least:
+            for member in wanting:
                 current.rejections[member.site] = Rejection("wanted the whole model too late in the round", spent=False)
-        elif lost:
-            yield from grid.send_and_receive(self._address(current, lost, left, again=True), timeout=left)
+        elif wanting or back:
+            yield from grid.send_and_receive(self._address(current, [*wanting, *back], left, again=True), timeout=left)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -396,6 +408,16 @@ class SparseDpStrategy(Strategy):
                 }
             )
         return rows
+
+
+def _returned(grid: Grid, away: Sequence[Member], deadline: float) -> list[Member]:
+    """Return those of ``away`` whose nodes are back before ``deadline``."""
+    while True:
+        there = set(grid.get_node_ids())
+        back = [member for member in away if member.node_id in there]
+        if len(back) == len(away) or time.monotonic() >= deadline:
+            return back
+        time.sleep(0.5)
 
 
 def _bits(count: int, of: int) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import ConfigValue, describe_keys, parse_assignment
 from common.errors import ConfigError, FedsieveError
+from deployment import cli as deploy_cli
 from simulations import site_cli
 from simulations.attacks.cli import add_attack
 from simulations.experiments.cli import add_experiments
@@ -80,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     methods.set_defaults(run=_methods)
     site_cli.add_site(commands)
     site_cli.add_ledger(commands)
-    site_cli.add_keys(commands)
+    deploy_cli.add_keys(commands)
+    deploy_cli.add_deploy(commands)
     site_cli.add_audit(commands)
     add_experiments(commands)
     add_attack(commands)

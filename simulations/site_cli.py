@@ -1,4 +1,4 @@
-"""``fedsieve site``, ``ledger``, ``keys`` and ``audit``: what the operators of sites and servers need."""
+"""``fedsieve site``, ``ledger`` and ``audit``: what the operators of sites need."""
 
 import argparse
 import csv
@@ -16,7 +16,6 @@ from client.ledger import Ledger
 from client.policy import SitePolicy
 from common.accounting import NEIGHBOURS, Charge, epsilon_of, neighbours_of
 from common.errors import ConfigError
-from common.signing import PlanSigner
 
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -127,14 +126,6 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_keys(commands: Commands) -> None:
-    """Add the subcommands of ``fedsieve keys``."""
-    actions = commands.add_parser("keys", help="keys of a deployment").add_subparsers(required=True, metavar="COMMAND")
-    server = actions.add_parser("server", help="make the key that signs plans, and print its public half")
-    server.add_argument("key", type=Path, help="file to write the key to; keep it secret")
-    server.set_defaults(run=_server_key)
-
-
 def add_audit(commands: Commands) -> None:
     """Add ``fedsieve audit``."""
     audit = commands.add_parser(
@@ -236,11 +227,4 @@ def _export(options: argparse.Namespace) -> int:
             (entry.number, entry.time, entry.server, entry.run, entry.round, *mechanism, entry.plan, entry.hash)
         )
     ledger.close()
-    return 0
-
-
-def _server_key(options: argparse.Namespace) -> int:
-    signer = PlanSigner.create(options.key)
-    print(f"wrote {options.key}: name it in the run config (server-key). Sites name the public key in their policy:")
-    print(f'server-key = "{signer.public_key}"')
     return 0

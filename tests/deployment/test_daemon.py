@@ -69,6 +69,7 @@ def access(tmp_path: Path) -> Access:
 @pytest.fixture(autouse=True)
 def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_CONNECT_SECONDS", 8.0)
+    monkeypatch.setattr(remote, "_RESTART_SECONDS", 3.0)
 
 
 def free_port() -> int:

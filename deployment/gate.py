@@ -1,0 +1,76 @@
+"""The gate: what sites reach of a SuperLink, ``python gate.py --listen HOST:PORT --superlink HOST:PORT --keys FOLDER``.
+
+A SuperLink answers sites (Fleet API), its operator (Control API: start runs, register nodes) and ServerApps (Runtime
+API) at one port, and asks its operator for no proof. The gate hands on the first alone, under the same certificate:
+whoever is given its address can do what an authenticated SuperNode can, and nothing else.
+
+Stands alone: imports nothing of Fedsieve, so that its image needs this file and Flower, and no more.
+"""
+
+import argparse
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+_MAX_BODY = 1 << 28  # 256 MiB, as between shim and daemon
+_KEPT_HEADERS = ("content-type", "accept", "content-encoding")
+
+
+def build(superlink: str, ca: Path) -> Starlette:
+    """Return the gate before the SuperLink at ``superlink``."""
+    trust = ssl.create_default_context(cafile=str(ca))
+
+    @asynccontextmanager
+    async def lifespan(gate: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(base_url=f"https://{superlink}", verify=trust, timeout=60.0) as client:
+            gate.state.client = client
+            yield
+
+    async def hand_on(request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY:
+                return Response(f"at most {_MAX_BODY} bytes", status_code=413)
+        headers = {n: v for n, v in request.headers.items() if n in _KEPT_HEADERS or n.startswith(("flwr-", "x-flwr-"))}
+        try:
+            reply = await request.app.state.client.request(
+                request.method, request.url.path, content=body, headers=headers
+            )
+        except httpx.TransportError as error:  # nodes try again after a 503
+            return Response(f"the SuperLink does not answer: {type(error).__name__}", status_code=503)
+        kept = {n: v for n, v in reply.headers.items() if n == "content-type" or n.startswith(("flwr-", "x-flwr-"))}
+        return Response(reply.content, reply.status_code, kept)
+
+    routes = [Route("/v1/fleet/{call}", hand_on, methods=["POST"]), Route("/health", hand_on, methods=["GET"])]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    parser = argparse.ArgumentParser(description="Let sites reach a SuperLink's Fleet API, and nothing else of it.")
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where sites reach the gate")
+    parser.add_argument("--superlink", required=True, metavar="HOST:PORT", help="where the SuperLink listens")
+    parser.add_argument("--keys", required=True, type=Path, help="folder with ca.crt, server.crt and server.key")
+    options = parser.parse_args()
+    host, port = options.listen.rsplit(":", 1)
+    uvicorn.run(
+        build(options.superlink, options.keys / "ca.crt"),
+        host=host,
+        port=int(port),
+        ssl_certfile=str(options.keys / "server.crt"),
+        ssl_keyfile=str(options.keys / "server.key"),
+        log_level="warning",
+    )
+
+
+if __name__ == "__main__":
+    main()

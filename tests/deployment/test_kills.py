@@ -1,0 +1,112 @@
+"""kill -9 of every process of a deployment, each alone, and a site that is paused: ``make test-deployment``.
+
+The run finishes, and every ledger says what was released: no more and no less.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.running import Running, deployment, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROUNDS = 4
+# Enough steps that a round can be struck in its middle.
+LONG = {"rounds": ROUNDS, "steps_per_round": 1500, "physical_batch_size": 512, "noise_multiplier": 60.0}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    limits = {"epsilon": "1000.0"}
+    with deployment(tmp_path, limits=limits, round_deadline=300.0, epsilon=1000.0, **LONG) as running:
+        yield running
+
+
+def strike_in_round_2(running: Running, strike: Callable[[], None]) -> None:
+    """See a run through, and strike while site 0 trains for round 2."""
+    failures: list[BaseException] = []
+
+    def see_through() -> None:
+        try:
+            running.run("struck")
+        except BaseException as error:
+            failures.append(error)
+
+    watching = threading.Thread(target=see_through)
+    watching.start()
+
+    def in_round_2() -> bool:
+        if failures:
+            raise failures[0]
+        if len(running.events("struck", "round")) < 1:
+            return False
+        status = running.site(0).status()
+        return status.training and status.round == 2 and status.progress.steps_done > 10
+
+    wait_until(in_round_2, 300)
+    strike()
+    watching.join(600)
+    assert not watching.is_alive() and not failures, failures
+
+
+def check(running: Running, tmp_path: Path) -> None:
+    """The run is whole: the simulation's model, every round admitted from both sites, one charge and release each."""
+    assert [event["admitted"] for event in running.events("struck", "round")] == [2] * ROUNDS
+    assert running.model("struck") == running.simulated(tmp_path / "simulated")
+    running.processes.close()
+    for site in running.files.sites:
+        assert running.charged_rounds(site, "struck") == [(number, True) for number in range(1, ROUNDS + 1)]
+
+
+@pytest.mark.parametrize("name", ["site-1-daemon", "site-1-node", "superlink", "gate", "superexec"])
+def test_a_killed_process_is_started_again_and_the_run_is_whole(running: Running, tmp_path: Path, name: str) -> None:
+    strike_in_round_2(running, lambda: running.processes.kill(name))
+    wait_until(lambda: running.processes.processes[name].starts > 1, 30)
+    check(running, tmp_path)
+
+
+def test_a_killed_server_app_is_submitted_again_and_the_run_is_whole(running: Running, tmp_path: Path) -> None:
+    def strike() -> None:
+        (pid,) = running.server_apps()
+        os.kill(pid, signal.SIGKILL)
+
+    strike_in_round_2(running, strike)
+    assert running.events("struck", "resume")
+    check(running, tmp_path)
+
+
+def test_a_killed_server_app_and_superlink_together(running: Running, tmp_path: Path) -> None:
+    def strike() -> None:
+        (pid,) = running.server_apps()
+        os.kill(pid, signal.SIGKILL)
+        running.processes.kill("superlink")
+
+    strike_in_round_2(running, strike)
+    check(running, tmp_path)
+
+
+def test_a_paused_site_does_not_hold_the_round_past_its_deadline(tmp_path: Path) -> None:
+    deadline = 40.0
+    with deployment(tmp_path, rounds=3, round_deadline=deadline) as running:
+        daemon = running.processes.processes["site-1-daemon"].process
+        assert daemon is not None
+        strike = threading.Thread(target=_pause_after_round_1, args=(running, daemon.pid))
+        strike.start()
+        running.run("paused")
+        strike.join()
+        daemon.send_signal(signal.SIGCONT)
+        rounds = running.events("paused", "round")
+        assert [len(event["rejections"]) for event in rounds][:2] == [0, 1]
+        assert "no reply within" in rounds[1]["rejections"][0]["reason"]
+        assert deadline <= rounds[1]["seconds"] < 1.5 * deadline
+
+
+def _pause_after_round_1(running: Running, pid: int) -> None:
+    wait_until(lambda: running.events("paused", "round"), 300)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.1)
