@@ -33,7 +33,6 @@ _SHELL = ("sh", "console", "")
 _SMALL = "--in-process --rounds 2 --set steps-per-round=1 --set sampling-rate=0.02 --set evaluate-every=2"
 _MARKER = re.compile(r"<!-- (run|run small|run by|file)(?:: (.+?))? -->\s*")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-_TO_COME = {"deployment.md", "methods.md"}  # pages that land together with what they describe
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -201,7 +200,7 @@ def _anchors(page: Path) -> set[str]:
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = []
     for link in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
-        if re.match(r"https?://", link) or (link in _TO_COME and not (page.parent / link).exists()):
+        if re.match(r"https?://", link):
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
