@@ -54,6 +54,8 @@ class Block:
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        if not self.language:  # may be a drawing or an output as well
+            lines = [line for line in lines if re.match(r"(\w+=\S+ )*(fedsieve|make|flwr) ", line)]
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
