@@ -266,13 +266,21 @@ def _listens(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def cpu_seconds(supervised: Supervised) -> float:
-    """Return the CPU time of a process and of all that it has started, those that have ended included."""
-    assert supervised.process is not None
+def message_cpu_seconds(node: Supervised) -> float:
+    """Return the CPU time of all that a SuperNode has had started for messages, those that have ended included.
+
+    Its own time and its SuperExec's are left out: they look for work whether there is any or not.
+    """
+    assert node.process is not None
     ticks = 0
-    for pid in (supervised.process.pid, *_descendants(supervised.process.pid)):
+    for pid in _descendants(node.process.pid):
         with contextlib.suppress(OSError):  # it has just ended, and its parent has taken over its time
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+            own_user, own_system, ended_user, ended_system = map(
+                int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
+            )
+            ticks += ended_user + ended_system
+            if b"flower-superexec" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                ticks += own_user + own_system
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

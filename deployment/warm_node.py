@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _COMMAND = "flwr-clientapp"
-_PRELOADED = ("flwr.supernode.runtime.run_clientapp", "flwr.clientapp", "grpc", "numpy")
+_PRELOADED = ("flwr.supernode.cli", "flwr.clientapp", "google.protobuf", "grpc", "numpy")
 _MAX_REQUEST = 1 << 16
 
 # What SuperExec finds as 'flwr-clientapp': hands its arguments to the helper, or does it the slow way without one.

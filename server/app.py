@@ -111,7 +111,7 @@ def run(
             config.downlink_coding_used, _model_step(config, policy, noise_multiplier, members, state.optimizer)
         )
         downlink.publish(initial, state.model_version, None)
-        if not config.resume:
+        if not resume:
             policy.begin(downlink.model)
         downlink.use_reference(policy.reference)
         save(initial)

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="new folder for keys, sites and runs (default: deployments/TIME)")
     parser.add_argument("--no-shim-cost", action="store_true", help="leave out the measurement of the shim")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     try:
         changes = dict(parse_assignment(assignment, defaults()) for assignment in options.set)
         config = config_with({**_SETTINGS, **changes})

@@ -1,12 +1,13 @@
 """What a message costs a site's node: our shim before its daemon, against a ClientApp that imports torch.
 
 Both are real SuperNodes of one real deployment on this machine, one after the other: ours as ``deployment.warm_node``
-runs it, and Flower's as it comes. Counted is the CPU time of the node and of all processes that it starts, over the
-same number of messages; the training itself is the daemon's and counts in neither.
+runs it, and Flower's as it comes. Counted is the CPU time of all that a node starts for the same number of messages.
+The training itself is the daemon's and counts in neither; nor does it that a node looks for work all the time.
 """
 
 import argparse
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from common.datasets import Dataset
-from deployment.processes import LocalDeployment, LocalSite, cpu_seconds
+from deployment.processes import LocalDeployment, LocalSite, Supervised, message_cpu_seconds
 from simulations.demo_sites import DemoDeployment, prepare
 from simulations.run import config_with
 
@@ -48,16 +49,25 @@ def measure(folder: Path, messages: int = _MESSAGES) -> ShimCost:
         site = deployment.sites[0]
         node = deployment.processes[f"{site.name}-node"]
         _wait_until_online(deployment)
-        before = cpu_seconds(node)
+        before = _settled(node)
         # As many messages as asked for: one question who the site is, and the rounds.
         deployment.link.see_through(_PROJECT, {**config.to_mapping(), **_places(files)})
-        ours = (cpu_seconds(node) - before) / messages
+        ours = (message_cpu_seconds(node) - before) / messages
         deployment.remove(node.name)
         plain = deployment.add(f"{site.name}-plain", _plain_command(deployment, site))
         _wait_until_online(deployment)
-        before = cpu_seconds(plain)
+        before = _settled(plain)
         deployment.link.see_through(_PLAIN, {"messages": messages})
-        return ShimCost(ours, (cpu_seconds(plain) - before) / messages)
+        return ShimCost(ours, (message_cpu_seconds(plain) - before) / messages)
+
+
+def _settled(node: Supervised) -> float:
+    """Return the CPU time so far, once what a node prepares before its first message is done."""
+    before = -1.0
+    while (now := message_cpu_seconds(node)) != before:
+        before = now
+        time.sleep(2.0)
+    return now
 
 
 def _places(files: DemoDeployment) -> dict[str, str]:

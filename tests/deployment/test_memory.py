@@ -1,5 +1,6 @@
 """Fifty rounds with eight sites: nobody's memory grows ('make test-deployment')."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -13,9 +14,9 @@ _TOLERANCE = 0.10  # allocators keep what they were given; a leak of one model o
 
 
 def memory(pid: int) -> int:
-    """Return the private memory of a process in bytes: what it alone would give back."""
+    """Return the resident memory of a process in bytes."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
+    return 1024 * sum(int(line.split()[1]) for line in rollup if line.startswith("Rss:"))
 
 
 def sample(running: Running) -> dict[str, int]:
@@ -23,12 +24,13 @@ def sample(running: Running) -> dict[str, int]:
     pids = {name: one.process.pid for name, one in running.processes.processes.items() if one.process is not None}
     for pid in running.server_apps():
         pids["server-app"] = pid
-    # The warm helper of a node is what all its shims are forks of.
+    # The warm helper of a node is what all its shims are forks of; it is the node's own child, they are the helper's.
     for name in list(pids):
         if name.endswith("-node"):
-            for child in running.processes.children(name):
-                if b"warm_node" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    pids[name.replace("-node", "-shim")] = child
+            for child in reversed(running.processes.children(name)):
+                with contextlib.suppress(OSError):  # a shim that has just ended
+                    if b"warm_node" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        pids[name.replace("-node", "-shim")] = child
     return {name: memory(pid) for name, pid in pids.items()}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, RunFolderError
-from server.runlog import read_events
+from server.runlog import Event, read_events
 from simulations.run import Engine, simulate
 from tests.support import small_config
 
@@ -34,3 +34,17 @@ def test_a_new_run_never_goes_on_by_itself(tmp_path: Path) -> None:
         simulate(replace(config, restart=True, seed=9), ENGINE)
     with pytest.raises(ConfigError, match="a name where restart=true"):
         small_config(tmp_path, restart=True)
+
+
+def test_a_restarted_run_comes_to_the_same_model_with_a_method_that_remembers(tmp_path: Path) -> None:
+    def stop_after_round_2(event: Event) -> None:
+        if event["event"] == "round" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    whole = simulate(
+        small_config(tmp_path / "whole", name="x", method="importance", warmup_epochs=1, first_density=0.2), ENGINE
+    )
+    config = small_config(tmp_path / "stopped", name="x", method="importance", warmup_epochs=1, first_density=0.2)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, ENGINE, (stop_after_round_2,))
+    assert simulate(replace(config, restart=True), ENGINE).model.tobytes() == whole.model.tobytes()
