@@ -43,8 +43,11 @@ def _by_level(experiment: Experiment) -> dict[str, list[Case]]:
     """Group the cases by the noise, each from dense to sparse."""
     groups: dict[str, list[Case]] = {}
     for case in experiment.cases:
-        noise = case.settings.get("noise-multiplier", case.settings.get("noise", 0.0))
-        words = f"noise {noise:g}" if noise else "neither clipping nor noise"
+        clip_norm = float(case.settings.get("clip-norm", 1.0))
+        noise = float(case.settings.get("noise", 0.0)) or float(case.settings["noise-multiplier"]) * clip_norm
+        words = f"noise of std {noise:g}" if noise else "neither clipping nor noise"
+        if noise and "clip-norm" in case.settings:
+            words += f", clip norm {clip_norm:g}"
         groups.setdefault(words, []).append(case)
     return {words: sorted(cases, key=_density, reverse=True) for words, cases in groups.items()}
 
