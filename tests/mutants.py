@@ -15,6 +15,7 @@ _PROJECT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("client", "common", "server", "simulations", "tests")
 _MECHANISM, _ENFORCEMENT = "tests/privacy/test_mechanism.py", "tests/privacy/test_enforcement.py"
 _CLIENT = "tests/privacy/test_client_unit.py"
+_METHODS = "tests/methods/test_conformance.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,48 @@ MUTANTS = (
         "server/federation.py",
         (("in randomness.poisson_sample(len(members), rate)]", "in range(round(rate * len(members)))]"),),
         f"{_CLIENT}::test_cohorts_are_drawn_independently_and_in_secret",
+    ),
+    Mutant(
+        "posterior: no clip",
+        "client/mechanisms/posterior.py",
+        (("dpsgd.clipped_sum(model, None, plan, data)", "dpsgd.PlainSum(model, None, plan)"),),
+        f"{_METHODS}::test_sensitivity[1000.0-posterior]",
+    ),
+    Mutant(
+        "importance: no clip",
+        "client/mechanisms/importance.py",
+        (("norms[finite].clamp(min=plan.clip_norm)", "torch.full_like(norms[finite], plan.clip_norm)"),),
+        f"{_METHODS}::test_sensitivity[1000.0-importance]",
+    ),
+    Mutant(
+        "importance: clip before standardising",
+        "client/mechanisms/importance.py",
+        (("norms = vectors.norm(dim=1)", "norms = masked.norm(dim=1)"),),
+        "tests/methods/test_importance.py::test_standardised_gradients_are_clipped_after_they_are_standardised",
+    ),
+    Mutant(
+        "importance: no noise",
+        "client/mechanisms/importance.py",
+        (("gradient_sum, adds_noise=True,", "gradient_sum, adds_noise=False,"),),
+        f"{_METHODS}::test_noise_on_what_is_kept[importance]",
+    ),
+    Mutant(
+        "charged for one step of a round",
+        "common/methods/method.py",
+        (("plan.sampling_rate, plan.steps)", "plan.sampling_rate, 1)"),),
+        "tests/common/test_plan.py",
+    ),
+    Mutant(
+        "match-noise: steps raised, noise not",
+        "common/methods/match_noise.py",
+        (("noise_multiplier / math.sqrt(density)", "noise_multiplier"),),
+        "tests/methods/test_masks_and_noise.py::test_matched_noise_has_the_norm_of_dense_noise_and_is_spent_on_steps",
+    ),
+    Mutant(
+        "amplified as if sampling hid more",
+        "common/amplification.py",
+        (("terms[1:] += math.log(3)", "terms -= math.log(3)"),),
+        "tests/common/test_amplification.py",
     ),
 )
 
