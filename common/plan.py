@@ -96,6 +96,8 @@ class RoundPlan:
             digest = getattr(self, name)
             check(re.fullmatch("([0-9a-f]{16})?", digest) is not None, name, "16 hexadecimal digits or none")
         check(self.mask_draws in (1, self.steps), "mask_draws", f"one mask, or one for each of {self.steps} steps")
+        known = not self.reference_digest or self.how.has_reference
+        check(known, "reference_digest", f"no reference model with method {self.method}")
         check(not self.standardised or bool(self.reference_digest), "standardised", "a reference to standardise by")
         check(not self.mask_chosen or self.mask_draws == 1, "mask_draws", "one, where the mask is chosen")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")

@@ -1,5 +1,6 @@
 """The server side: never sees data.
 
-``strategy`` is the Flower Strategy, ``app`` wires it up; the rest are small parts that know nothing of each other.
-Imports ``common`` and never ``client`` or ``simulations``. Start at ``strategy``.
+``strategy`` is the Flower Strategy, ``app`` wires it up, ``methods`` chooses masks and combines releases; the rest are
+small parts that know nothing of each other. Imports ``common`` and never ``client`` or ``simulations``. Start at
+``strategy``.
 """

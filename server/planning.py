@@ -69,7 +69,7 @@ def sample_plan(config: RunConfig, policy: MethodPolicy, noise_multiplier: float
         model_version=0,
         model_digest="0" * 16,
         model_step=0.0,
-        reference_digest="0" * 16,
+        reference_digest="0" * 16 if config.how.has_reference else "",
     )
 
 

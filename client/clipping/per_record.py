@@ -1,14 +1,16 @@
 """Whole gradients, record by record: for methods that change a record's gradient before it is clipped."""
 
+import weakref
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common.models import FlatModel, sample_losses
 
+_mappable: "weakref.WeakKeyDictionary[FlatModel, bool]" = weakref.WeakKeyDictionary()
 _WRITTEN_ENTRIES = 1 << 24  # of per-record gradients that may be held at once: 64 MiB
 
 
@@ -20,15 +22,28 @@ def per_record_gradients(
     Guarantees: a row depends on its own record alone, whatever the model: it is computed from a batch of one.
     """
     chunk = max(1, min(physical_batch_size, _WRITTEN_ENTRIES // model.size))
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.module.modules())
+    mapped = _maps(model, inputs, targets)
     for some, some_targets in zip(torch.split(inputs, chunk), torch.split(targets, chunk), strict=True):
         if not len(some):
             continue
-        if recurrent:  # torch.func has no rule for them
+        if mapped:
+            yield _mapped(model, some, some_targets)
+        else:
             pairs = zip(torch.split(some, 1), torch.split(some_targets, 1), strict=True)
             yield torch.stack([model.gradient(*record) for record in pairs])
-        else:
-            yield _mapped(model, some, some_targets)
+
+
+def _maps(model: FlatModel, inputs: Tensor, targets: Tensor) -> bool:
+    """Tell whether torch.func has rules for all of the model: tried once, on a made-up record, which tells nothing."""
+    if model not in _mappable:
+        made_up = inputs.new_zeros((1, *inputs.shape[1:])), targets.new_zeros((1, *targets.shape[1:]))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                _mapped(model, *made_up)
+            _mappable[model] = True
+        except (RuntimeError, NotImplementedError, ValueError):  # recurrent layers, for one; a loop is exact and slow
+            _mappable[model] = False
+    return _mappable[model]
 
 
 def _mapped(model: FlatModel, inputs: Tensor, targets: Tensor) -> Tensor:

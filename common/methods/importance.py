@@ -32,6 +32,7 @@ class Importance(Method):
         "itself; either breaks its guarantee, and neither is done here. The mask travels down once per epoch."
     )
     needs_noise = True
+    has_reference = True
     mechanism = "importance"
     server = "importance"
 

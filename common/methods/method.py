@@ -34,6 +34,7 @@ class Method:
     lacks: ClassVar[str] = "no clipping, no noise"  # what a run that is not private does without
     adds_noise: ClassVar[bool] = True
     needs_noise: ClassVar[bool] = False  # whether it makes no sense without: private=false is then refused
+    has_reference: ClassVar[bool] = False  # whether sites need a second broadcast model (``MethodPolicy.reference``)
     mechanism: ClassVar[str] = "masked"
     server: ClassVar[str] = "random"
 

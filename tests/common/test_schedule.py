@@ -42,3 +42,11 @@ def test_kept_is_the_rounded_share() -> None:
 def test_bad_schedules_are_refused(arguments: tuple[float, int, int]) -> None:
     with pytest.raises(ConfigError):
         DensitySchedule("cooling", *arguments)
+
+
+def test_unfreezing_rises_from_the_first_density_after_a_dense_warm_up() -> None:
+    schedule = DensitySchedule("unfreezing", 0.8, 7, 1, first_density=0.2, warmup_epochs=2)
+    assert [schedule.density(epoch) for epoch in range(9)] == pytest.approx([1, 1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.8, 0.8])
+    assert DensitySchedule("unfreezing", 0.8, 3, 1, first_density=0.2, warmup_epochs=2).density(2) == 0.8
+    with pytest.raises(ConfigError, match="first-density <= final-density"):
+        DensitySchedule("unfreezing", 0.1, 3, 1, first_density=0.2)

@@ -240,3 +240,47 @@ def test_unclipped_and_noiseless_runs_are_labelled_everywhere(tmp_path: Path) ->
             small_config(tmp_path, method=name, private=False)
         with pytest.raises(ConfigError, match="a private method in a private plan"):
             small_plan(10, method=name)
+
+
+def test_ranked_masks_protect_clients_too(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path, method="ranked", privacy_unit="client", cohort=3, noise_multiplier=2.0, epsilon=1e4, grid=1.0
+    )
+    result = simulate(config, Engine(in_process=True))
+    assert result.epsilon == epsilon_of([Charge(2.0, 0.5, config.rounds)], config.delta)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"method": "rnadom"}, "unknown method 'rnadom'"),
+        ({"reference_digest": "0" * 16}, "no reference model with method random"),
+        ({"method": "importance", "standardised": True}, "a reference to standardise by"),
+        ({"mask_chosen": "xyz"}, "16 hexadecimal digits or none"),
+        ({"steps": 3, "mask_draws": 2, "mask_drawn_kept": 2}, "one for each of 3 steps"),
+    ],
+)
+def test_plans_that_no_method_makes_are_refused(changes: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        small_plan(10, **changes)
+
+
+def test_gradients_are_per_record_with_and_without_torch_func() -> None:
+    from client.clipping.per_record import per_record_gradients
+
+    class Looped(torch.nn.Module):
+        """A model that torch.func has no rule for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.RNN(4, 3, batch_first=True)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.layer(inputs.view(-1, 3, 4))[0][:, -1]
+
+    inputs, targets = torch.tensor(DATA.train_inputs[:7]), torch.tensor(DATA.train_targets[:7])
+    for module in (build(SMALL_MODEL), Looped()):
+        model = FlatModel(module)
+        found = torch.cat(list(per_record_gradients(model, inputs, targets, 3)))
+        expected = torch.stack([model.gradient(inputs[i : i + 1], targets[i : i + 1]) for i in range(7)])
+        assert torch.allclose(found, expected, atol=1e-6) and found.shape == (7, model.size)
