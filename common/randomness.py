@@ -1,6 +1,7 @@
-"""Randomness that protects: a cryptographic generator under keys of the operating system, and normal draws from it."""
+"""Randomness that protects: a cryptographic generator under keys of the operating system, and draws from it."""
 
 import secrets
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from common.mask import Indices
 
 _SUMMANDS = 4  # normal draws in one: Holohan and Braghin (2021), as in Opacus' secure mode
+_BELOW_ONE = 1 - 2.0**-53
 _CHUNK = 1 << 16  # draws made at a time: the intermediate arrays fit a core's cache
 
 
@@ -25,9 +27,47 @@ class RoundRandomness(Protocol):
         """Return ``count`` independent draws of N(0, 1): doubles where they protect, floats will do in simulations."""
         ...
 
+    def open_uniforms(self, count: int) -> NDArray[np.float64]:
+        """Return ``count`` independent draws, uniform on (0, 1), that have no smallest one: see ``open_uniforms``."""
+        ...
+
     def module_seed(self) -> int:
         """Return a seed for what is random inside a module, such as dropout."""
         ...
+
+
+def open_uniforms(words: Callable[[int], NDArray[np.uint64]], count: int) -> NDArray[np.float64]:
+    """Return ``count`` draws, uniform on (0, 1), from a source of 64-bit ``words``.
+
+    Computes: word / 2^64 rounded to a double; a word of zero stands for the interval below 2^-64 and is drawn again
+    inside it, as often as need be.
+    Guarantees: the tail near 0 goes on as far as doubles do. The exponential noise -log(u) is then unbounded: a cut
+    tail would be an output that one data set can give and its neighbour cannot, which no epsilon covers.
+    Edge cases: what would round up to 1 is the largest double below it.
+    """
+    uniforms = np.zeros(count)
+    scale, missing = 2.0**-64, np.arange(count)
+    while missing.size:
+        drawn = words(missing.size)
+        uniforms[missing] = drawn.astype(np.float64) * scale
+        missing, scale = missing[drawn == 0], scale * 2.0**-64
+    return np.minimum(uniforms, _BELOW_ONE, out=uniforms)
+
+
+def laplace(randomness: RoundRandomness, count: int) -> NDArray[np.float64]:
+    """Return ``count`` independent draws of the Laplace distribution of scale 1: the difference of two exponentials."""
+    exponentials = np.log(randomness.open_uniforms(2 * count))
+    draws: NDArray[np.float64] = exponentials[:count] - exponentials[count:]
+    return draws
+
+
+def gumbel(randomness: RoundRandomness, count: int) -> NDArray[np.float64]:
+    """Return ``count`` independent draws of the standard Gumbel distribution: -log of an exponential.
+
+    The exponential is -log(1 - u), so that the tail that decides who wins, large draws, comes from where u is exact.
+    """
+    draws: NDArray[np.float64] = -np.log(-np.log1p(-randomness.open_uniforms(count)))
+    return draws
 
 
 class KeyStream:
@@ -81,6 +121,10 @@ class SecureRandomness:
             for part, turn in ((chunk[:half], np.cos), (chunk[half:], np.sin)):
                 part[:] = (radius * turn(angle)).reshape(_SUMMANDS, half).sum(0) / np.sqrt(_SUMMANDS)
         return draws[:count]
+
+    def open_uniforms(self, count: int) -> NDArray[np.float64]:
+        """Return ``count`` independent draws, uniform on (0, 1), of the stream that noise comes from."""
+        return open_uniforms(self._noise.words, count)
 
     def module_seed(self) -> int:
         """Return a seed for what is random inside a module, such as dropout."""

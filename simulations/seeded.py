@@ -5,9 +5,11 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.coding import Values
 from common.mask import Indices
+from common.randomness import open_uniforms
 
 
 @dataclass(slots=True)
@@ -26,6 +28,10 @@ class GeneratorRandomness:
     def standard_normal(self, count: int) -> Values:
         """Return ``count`` independent draws of N(0, 1)."""
         return self.noise.standard_normal(count, dtype=np.float32)
+
+    def open_uniforms(self, count: int) -> NDArray[np.float64]:
+        """Return ``count`` independent draws, uniform on (0, 1)."""
+        return open_uniforms(lambda size: self.noise.integers(2**64, size=size, dtype=np.uint64), count)
 
     def module_seed(self) -> int:
         """Return a seed for what is random inside a module, such as dropout."""
