@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,7 +21,7 @@ class SiteData:
     """
 
     inputs: NDArray[Any]
-    targets: NDArray[np.int64]
+    targets: NDArray[Any]
     rows: Indices
     declared_size: int
 

@@ -123,7 +123,8 @@ class SiteService(SiteServicer):
                 score = self._site.evaluate(request.plan, request.model, request.signature)
         except FedsieveError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        log.info("model %s: accuracy %.4f on this site's records", score.digest, score.accuracy)
+        accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.4f}, "
+        log.info("model %s: %sloss %.4f on this site's records", score.digest, accuracy, score.loss)
         return messages.EvaluateReply()
 
     def Status(self, request: messages.StatusRequest, context: grpc.ServicerContext) -> messages.StatusReply:  # noqa: N802

@@ -90,7 +90,8 @@ class SiteScore:
     """How the model of that digest does on a site's own records. It has no noise: it stays at the site."""
 
     digest: str
-    accuracy: float
+    accuracy: float | None
+    loss: float
 
 
 class Site:
@@ -189,16 +190,21 @@ class Site:
             self._guard.policy.require_model(plan)
         model = self._loaded(plan, model_bytes)
         model.module.eval()
-        right = 0
+        right: int | None = 0
+        loss = 0.0
         try:
             with torch.no_grad():
                 for start in range(0, self._data.size, plan.physical_batch_size):
                     rows = np.arange(start, min(start + plan.physical_batch_size, self._data.size))
                     inputs, targets = self._data.batch(rows, model.vector.device)
-                    right += int((model.module(models.channels_last(inputs)).argmax(1) == targets).sum())
+                    outputs = model.module(models.channels_last(inputs))
+                    found = models.right_answers(outputs, targets)
+                    right = None if found is None or right is None else right + found
+                    loss += float(models.sample_losses(model.module, outputs, targets).sum())
         finally:
             model.module.train()
-        return SiteScore(plan.model_digest, right / max(1, self._data.size))
+        count = max(1, self._data.size)
+        return SiteScore(plan.model_digest, None if right is None else right / count, loss / count)
 
     def _require_own_server(self, plan_bytes: bytes, signature: bytes) -> None:
         assert self._guard is not None

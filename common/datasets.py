@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common import brown, cifar, lending_club
 from common.errors import DatasetError
+from common.scattering import scattered
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "simulations" / "data"
 _IDX_FILES = {
@@ -21,6 +23,14 @@ _IDX_FILES = {
     "test_inputs": "t10k-images-idx3-ubyte.gz",
     "test_targets": "t10k-labels-idx1-ubyte.gz",
 }
+_SCATTERING = "+scattering"
+# Names of files that the cache folder may hold, beside .npz files and folders: name, file, what follows '#'.
+_NAMED_FILES = {
+    "brown": ("brown.zip", ""),
+    "lending-club": ("lending_club.csv", "int_rate"),
+    "lending-club-class": ("lending_club.csv", "class"),
+    "cifar-10": ("cifar-10-binary.tar.gz", ""),
+}
 _SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))
 
 
@@ -28,19 +38,22 @@ _SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"
 class Dataset:
     """Records to train on (split among the sites of a simulation) and the server's own test set.
 
-    Inputs are float32, or uint8 pictures that ``as_floats`` scales to [0, 1]. No statistic of the data is ever used.
+    Inputs are float32, or uint8 pictures that ``as_floats`` scales to [0, 1]. Targets are classes (int64) or, for
+    regression, numbers (float32). No statistic of the data is ever used.
     """
 
     train_inputs: NDArray[Any]
-    train_targets: NDArray[np.int64]
+    train_targets: NDArray[Any]
     test_inputs: NDArray[Any]
-    test_targets: NDArray[np.int64]
+    test_targets: NDArray[Any]
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
             inputs, targets = getattr(self, f"{part}_inputs"), getattr(self, f"{part}_targets")
             if inputs.dtype not in (np.uint8, np.float32):
                 raise DatasetError(f"expected {part} inputs of dtype uint8 or float32, got {inputs.dtype}")
+            if targets.dtype not in (np.int64, np.float32):
+                raise DatasetError(f"expected {part} targets of dtype int64 or float32, got {targets.dtype}")
             if len(inputs) != len(targets):
                 raise DatasetError(f"expected as many {part} inputs as targets, got {len(inputs)} and {len(targets)}")
         if not len(self.train_inputs):
@@ -62,28 +75,59 @@ def cache_folder() -> Path:
 
 
 def load(name: str) -> Dataset:
-    """Read a data set by name, .npz file, folder of IDX files, or ``package.module:function`` returning a Dataset."""
-    path = Path(name)
-    if path.suffix == ".npz":
-        return _read_npz(path)
-    if ":" in name:
-        return _call(name)
-    if "/" in name:
-        return _read_idx_folder(path)
+    """Read a data set by name, by path, or from ``package.module:function`` that returns a Dataset.
+
+    A path is that of an .npz file, of a folder of IDX files (MNIST and its kin) or of CIFAR-10's .bin files, of
+    CIFAR-10's archive (.tar.gz), of the Brown corpus (.zip), or of Lending Club's loans (.csv for their interest rate,
+    .csv#class to tell bad loans from good ones). ``NAME+scattering`` replaces pictures by their scattering features.
+    """
+    if name.endswith(_SCATTERING):
+        plain = load(name.removesuffix(_SCATTERING))
+        features = (scattered(pictures, cache_folder()) for pictures in (plain.train_inputs, plain.test_inputs))
+        return Dataset(next(features), plain.train_targets, next(features), plain.test_targets)
+    if (own := _read_path(name)) is not None:
+        return own
     tried = []
     for candidate in (SHIPPED_FOLDER / f"{name}.npz", cache_folder() / f"{name}.npz"):
         if candidate.exists():
             return _read_npz(candidate)
         tried.append(candidate)
+    if name in _NAMED_FILES:
+        file, target = _NAMED_FILES[name]
+        if (cache_folder() / file).exists():
+            return _read_file(cache_folder() / file, target)
+        tried.append(cache_folder() / file)
     for folder in (cache_folder() / name, *(system / name for system in _SYSTEM_FOLDERS)):
-        if (folder / _IDX_FILES["train_inputs"]).exists():
-            return _read_idx_folder(folder)
+        if cifar.is_cifar(folder) or _idx_path(folder, "train_inputs").exists():
+            return _read_folder(folder)
         tried.append(folder)
     places = "\n  ".join(str(place) for place in tried)
     raise DatasetError(
         f"no data set {name!r}; looked at\n  {places}\n"
-        f"Get it with 'fedsieve data get {name}', or name a path: dataset=/path/to/data.npz"
+        f"Get it with 'fedsieve data get {name}', put it there, or name a path: dataset=/path/to/data.npz"
     )
+
+
+def _read_path(name: str) -> Dataset | None:
+    """Read a data set that is named by a path or a function; None where ``name`` is neither."""
+    path, _, target = name.partition("#")
+    if path.endswith(".npz"):
+        return _read_npz(Path(path))
+    if path.endswith((".csv", ".zip", ".tar.gz")):
+        return _read_file(Path(path), target)
+    if ":" in name:
+        return _call(name)
+    return _read_folder(Path(name)) if "/" in name else None
+
+
+def _read_file(path: Path, target: str) -> Dataset:
+    if path.suffix == ".csv":
+        return Dataset(**lending_club.read(path, target or "int_rate"))
+    return Dataset(**(brown.read(path) if path.suffix == ".zip" else cifar.read(path)))
+
+
+def _read_folder(folder: Path) -> Dataset:
+    return Dataset(**cifar.read(folder)) if cifar.is_cifar(folder) else _read_idx_folder(folder)
 
 
 def _read_npz(path: Path) -> Dataset:
@@ -99,9 +143,9 @@ def _read_npz(path: Path) -> Dataset:
         raise DatasetError(f"cannot read {path}: {error}") from error
     return Dataset(
         train_inputs=_narrow(found["train_inputs"]),
-        train_targets=found["train_targets"].astype(np.int64),
+        train_targets=_classes_or_numbers(found["train_targets"]),
         test_inputs=_narrow(found["test_inputs"]),
-        test_targets=found["test_targets"].astype(np.int64),
+        test_targets=_classes_or_numbers(found["test_targets"]),
     )
 
 
@@ -109,8 +153,12 @@ def _narrow(inputs: NDArray[Any]) -> NDArray[Any]:
     return inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs
 
 
+def _classes_or_numbers(targets: NDArray[Any]) -> NDArray[Any]:
+    return targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
+
+
 def _read_idx_folder(folder: Path) -> Dataset:
-    arrays = {name: _read_idx(folder / file) for name, file in _IDX_FILES.items()}
+    arrays = {name: _read_idx(_idx_path(folder, name)) for name in _IDX_FILES}
     return Dataset(
         train_inputs=arrays["train_inputs"],
         train_targets=arrays["train_targets"].astype(np.int64),
@@ -119,9 +167,16 @@ def _read_idx_folder(folder: Path) -> Dataset:
     )
 
 
+def _idx_path(folder: Path, part: str) -> Path:
+    """Return the file of a part: packed, or, where there is only that, as it was before it was packed."""
+    packed = folder / _IDX_FILES[part]
+    plain = packed.with_suffix("")
+    return plain if plain.exists() and not packed.exists() else packed
+
+
 def _read_idx(path: Path) -> NDArray[np.uint8]:
     try:
-        with gzip.open(path) as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read()
         zeros, kind, dimensions = struct.unpack_from(">HBB", data)
         shape = struct.unpack_from(f">{dimensions}I", data, 4)

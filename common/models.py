@@ -4,6 +4,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -82,8 +83,111 @@ def mlp(widths: str) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-ZOO: dict[str, Callable[[], nn.Module]] = {"dp-cnn-s": dp_cnn_s, "dp-cnn": dp_cnn}
-_SIZED_ZOO: dict[str, Callable[[str], nn.Module]] = {"linear": mlp, "mlp": mlp}
+def h_cnn_s() -> nn.Module:
+    """H-CNN/S for scattering features of 28x28 pictures (81x7x7), 10 classes: 33,066 parameters.
+
+    Source: random-sparsification, section 6; use it with a data set whose name ends in ``+scattering``.
+    """
+    return nn.Sequential(
+        _Pictures(81, 7, 7),
+        nn.GroupNorm(27, 81, affine=False),
+        nn.Conv2d(81, 16, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.Tanh(),
+        nn.Linear(32, 10),
+    )
+
+
+class _LinearRegression(nn.Module):
+    """One number per record, w . x + b; the loss is the squared error. Convex."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, self.linear(inputs.flatten(1)))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).square()
+
+
+class _LogisticRegression(nn.Module):
+    """Two classes by one linear score w . x + b; the loss is the logistic one. Convex."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        score = self.linear(inputs.flatten(1))  # (batch, 1)
+        return torch.cat([torch.zeros_like(score), score], dim=1)  # cross-entropy of these is the logistic loss
+
+
+class _Cbow(nn.Module):
+    """Word embeddings: the word that comes first in a record is scored against each of the others by a dot product.
+
+    Of those the first is the right one, the rest are negatives: the loss of a record is -log sigmoid(score) of the
+    first and -log sigmoid(-score) of the rest.
+    """
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        embedded = self.embedding(inputs.long())  # (batch, words, width)
+        return torch.einsum("bw,bcw->bc", embedded[:, 0], embedded[:, 1:])
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        right = F.one_hot(targets, outputs.shape[1]).to(outputs.dtype)
+        return F.binary_cross_entropy_with_logits(outputs, right, reduction="none").sum(1)
+
+
+def linear_regression(features: str) -> nn.Module:
+    """Linear regression on that many features, e.g. ``linear-regression:20``."""
+    return _LinearRegression(*_sizes("linear-regression", features, 1))
+
+
+def logistic_regression(features: str) -> nn.Module:
+    """Logistic regression of two classes on that many features, e.g. ``logistic-regression:20``."""
+    return _LogisticRegression(*_sizes("logistic-regression", features, 1))
+
+
+def cbow(sizes: str) -> nn.Module:
+    """CBOW with negative sampling, e.g. ``cbow:1000-100``: that many words, each with that many numbers.
+
+    Source: dp-selection-wide-networks, section 6.1; Mikolov et al. (2013).
+    """
+    return _Cbow(*_sizes("cbow", sizes, 2))
+
+
+def _sizes(model: str, text: str, count: int) -> list[int]:
+    parts = text.split("-")
+    if len(parts) != count or not all(part.isdecimal() and int(part) for part in parts):
+        example = "-".join(["1000", "100"][:count])
+        raise ModelError(f"expected {count} sizes of 1 or more, like {model}:{example}, got {model}:{text}")
+    return [int(part) for part in parts]
+
+
+ZOO: dict[str, Callable[[], nn.Module]] = {"dp-cnn-s": dp_cnn_s, "dp-cnn": dp_cnn, "h-cnn-s": h_cnn_s}
+_SIZED_ZOO: dict[str, Callable[[str], nn.Module]] = {
+    "linear": mlp,
+    "mlp": mlp,
+    "linear-regression": linear_regression,
+    "logistic-regression": logistic_regression,
+    "cbow": cbow,
+}
+_SIZED_EXAMPLES = ("linear:784-10", "mlp:784-128-10", "linear-regression:20", "logistic-regression:20", "cbow:1000-100")
 
 
 def build(name: str) -> nn.Module:
@@ -97,7 +201,7 @@ def build(name: str) -> nn.Module:
     if colon and head in _SIZED_ZOO:
         return _SIZED_ZOO[head](tail)
     if not colon:
-        known = ", ".join([*ZOO, *(f"{sized}:784-10" for sized in _SIZED_ZOO)])
+        known = ", ".join([*ZOO, *_SIZED_EXAMPLES])
         raise ModelError(f"unknown model {name!r}: expected one of {known}, or package.module:function")
     try:
         function = getattr(importlib.import_module(head), tail)
@@ -114,7 +218,17 @@ def sample_losses(module: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor
     own: Callable[[Tensor, Tensor], Tensor] | None = getattr(module, "loss", None)
     if own is not None:
         return own(outputs, targets)
+    if targets.is_floating_point():
+        raise ModelError(
+            "the targets are numbers, but the model has no loss for them: use linear-regression:FEATURES, give the "
+            "model a method loss(outputs, targets), or save classes as whole numbers"
+        )
     return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def right_answers(outputs: Tensor, targets: Tensor) -> int | None:
+    """Return how many records of a batch are classified rightly; None where the targets are numbers, not classes."""
+    return None if targets.is_floating_point() else int((outputs.argmax(1) == targets).sum())
 
 
 class FlatModel:

@@ -1,4 +1,4 @@
-"""Accuracy of the model on the server's own test set; no site is asked anything."""
+"""How the model does on the server's own test set; no site is asked anything."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ import torch
 
 from common.coding import Values
 from common.datasets import Dataset, as_floats
-from common.models import FlatModel, build, sample_losses
+from common.models import FlatModel, build, right_answers, sample_losses
 
 _BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the test set says of a model."""
+    """What the test set says of a model; numbers, unlike classes, have no accuracy: their loss speaks."""
 
-    accuracy: float
+    accuracy: float | None
     loss: float
 
 
@@ -35,10 +35,12 @@ class Evaluator:
         if not count:
             return None
         self._model.load(model)
-        correct, loss = 0, 0.0
+        correct: int | None = 0
+        loss = 0.0
         for start in range(0, count, _BATCH):
             targets = self._targets[start : start + _BATCH]
             outputs = self._model.module(torch.tensor(as_floats(self._inputs[start : start + _BATCH])))
-            correct += int((outputs.argmax(1) == targets).sum())
+            right = right_answers(outputs, targets)
+            correct = None if right is None or correct is None else correct + right
             loss += float(sample_losses(self._model.module, outputs, targets).sum())
-        return Score(correct / count, loss / count)
+        return Score(None if correct is None else correct / count, loss / count)

@@ -20,6 +20,8 @@ def split(targets: np.ndarray, sites: int, how: str, seed: int) -> list[Indices]
         raise DatasetError(f"expected at least {_MIN_RECORDS} records a site, got {len(targets)} for {sites} sites")
     rng = np.random.default_rng([seed, 0x9A57])
     kind, _, argument = how.partition(":")
+    if kind in ("dirichlet", "labels") and targets.dtype.kind != "i":
+        raise DatasetError(f"partition {how!r} deals out classes, but the targets are numbers: use iid or sizes:zipf")
     match kind:
         case "iid" if not argument:
             parts = np.array_split(rng.permutation(len(targets)), sites)

@@ -50,9 +50,9 @@ def test_npz_by_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     arrays = {
         "train_inputs": np.ones((3, 2)),
-        "train_targets": np.zeros(3),
+        "train_targets": np.zeros(3, np.uint8),
         "test_inputs": np.ones((1, 2)),
-        "test_targets": np.zeros(1),
+        "test_targets": np.zeros(1, np.uint8),
     }
     np.savez(path, **arrays)
     data = load(str(path))

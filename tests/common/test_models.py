@@ -3,13 +3,20 @@ import pytest
 import torch
 from torch import nn
 
+from client.clipping.book_keeping import ClippedSum
+from client.clipping.self_check import require_agreement
 from common.errors import ModelError
-from common.models import FlatModel, build, initial_vector, sample_losses
+from common.models import FlatModel, build, initial_vector, right_answers, sample_losses
+from tests.support import brute_force_clipped_sum
 
 
 def test_sizes_of_the_zoo() -> None:
     assert FlatModel(build("dp-cnn-s")).size == 26_010
     assert FlatModel(build("dp-cnn")).size == 550_570
+    assert FlatModel(build("h-cnn-s")).size == 33_066
+    assert FlatModel(build("linear-regression:20")).size == 21
+    assert FlatModel(build("logistic-regression:20")).size == 21
+    assert FlatModel(build("cbow:1000-100")).size == 100_000
     assert FlatModel(build("linear:784-10")).size == 7850
     assert FlatModel(build("mlp:784-128-10")).size == 784 * 128 + 128 + 1290
 
@@ -18,6 +25,8 @@ def test_zoo_outputs() -> None:
     assert build("dp-cnn-s")(torch.zeros(3, 28, 28)).shape == (3, 10)
     assert build("dp-cnn")(torch.zeros(3, 3, 32, 32)).shape == (3, 10)
     assert build("mlp:784-16-10")(torch.zeros(3, 28, 28)).shape == (3, 10)
+    assert build("h-cnn-s")(torch.zeros(3, 81, 7, 7)).shape == (3, 10)
+    assert build("cbow:7-4")(torch.zeros(3, 10)).shape == (3, 9)
 
 
 def test_parameters_are_views_of_the_vector() -> None:
@@ -84,3 +93,62 @@ def test_wrong_number_of_parameters_is_refused() -> None:
         FlatModel(build("mlp:4-3-2")).load(np.zeros(22, np.float32))
     with pytest.raises(ModelError, match="no trainable"):
         FlatModel(nn.Tanh())
+
+
+def test_regressions_have_the_textbook_losses() -> None:
+    inputs = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+    weights = np.array([0.3, -0.2, 0.1], np.float32)  # w, b
+    scores = inputs @ torch.tensor(weights[:2]) + 0.1
+    linear = FlatModel(build("linear-regression:2"))
+    linear.load(weights)
+    numbers = torch.tensor([0.7, -1.0])
+    losses = sample_losses(linear.module, linear.module(inputs), numbers)
+    assert torch.allclose(losses, (scores - numbers) ** 2)
+    assert right_answers(linear.module(inputs), numbers) is None
+    logistic = FlatModel(build("logistic-regression:2"))
+    logistic.load(weights)
+    classes = torch.tensor([1, 0])
+    losses = sample_losses(logistic.module, logistic.module(inputs), classes)
+    assert torch.allclose(losses, torch.log1p(torch.exp(torch.tensor([-1.0, 1.0]) * scores)))
+    assert right_answers(logistic.module(inputs), classes) == int(scores[0] > 0) + int(scores[1] <= 0)
+
+
+def test_cbow_has_the_loss_of_the_paper() -> None:
+    model = FlatModel(build("cbow:6-3"))
+    words = torch.tensor([[0.0, 1.0, 2.0, 5.0], [3.0, 3.0, 0.0, 0.0]])
+    embedding = model.vector.view(6, 3)
+    losses = sample_losses(model.module, model.module(words), torch.zeros(2, dtype=torch.long))
+    for record, loss in zip(words.long(), losses, strict=True):
+        target, context, *negatives = embedding[record]
+        expected = -torch.sigmoid(target @ context).log()
+        expected -= sum(torch.sigmoid(-target @ negative).log() for negative in negatives)
+        assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "targets"),
+    [
+        ("linear-regression:4", torch.rand(6, 4), torch.rand(6)),
+        ("logistic-regression:4", torch.rand(6, 4), torch.tensor([0, 1] * 3)),
+        ("cbow:9-5", torch.randint(0, 9, (6, 10)).float(), torch.zeros(6, dtype=torch.long)),
+        ("h-cnn-s", torch.rand(3, 81, 7, 7), torch.tensor([0, 1, 2])),
+    ],
+)
+def test_new_models_are_clipped_record_by_record(model: str, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    flat = FlatModel(build(model))
+    flat.load(np.random.default_rng(0).normal(size=flat.size).astype(np.float32) * np.float32(0.1))
+    engine = ClippedSum(flat, None, 0.05, 4)
+    require_agreement(flat, engine, inputs, targets, None)
+    expected = brute_force_clipped_sum(flat, inputs, targets, np.arange(flat.size), 0.05)
+    assert np.allclose(engine(inputs, targets).numpy(), expected, atol=1e-6)
+
+
+def test_numbers_need_a_loss() -> None:
+    with pytest.raises(ModelError, match="targets are numbers"):
+        sample_losses(build("mlp:4-2"), torch.zeros(3, 2), torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["cbow:1000", "cbow:0-5", "linear-regression:x", "logistic-regression:2-3"])
+def test_bad_sizes_are_named(name: str) -> None:
+    with pytest.raises(ModelError, match=name):
+        build(name)
