@@ -51,9 +51,11 @@ _MIGRATIONS = (
     ALTER TABLE entries ADD COLUMN selection_rho REAL NOT NULL DEFAULT 0;
     ALTER TABLE entries ADD COLUMN pure_epsilon REAL NOT NULL DEFAULT 0;
     """,
+    "ALTER TABLE entries ADD COLUMN selecting_steps INTEGER NOT NULL DEFAULT 0",
 )
 _COLUMNS = (
-    "number, time, server, run, round, noise_multiplier, sampling_rate, steps, selection_rho, pure_epsilon, plan, hash"
+    "number, time, server, run, round, noise_multiplier, sampling_rate, steps, selection_rho, pure_epsilon, "
+    "selecting_steps, plan, hash"
 )
 _WAY_OUT = "restore the ledger and its .head file from a backup; without one, what was spent is not known"
 
@@ -163,7 +165,7 @@ class Ledger:
             entry = Entry(number + 1, time.time(), server, plan.run, plan.round, charge, digest, hash="")
             entry = replace(entry, hash=entry.expected_hash(previous))
             self._execute(
-                f"INSERT INTO entries ({_COLUMNS}) VALUES ({', '.join('?' * 12)})",
+                f"INSERT INTO entries ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
                 (
                     entry.number,
                     entry.time,
@@ -175,6 +177,7 @@ class Ledger:
                     charge.steps,
                     charge.selection_rho,
                     charge.pure_epsilon,
+                    charge.selecting_steps,
                     entry.plan,
                     entry.hash,
                 ),

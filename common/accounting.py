@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from common.amplification import composed_rdp, sampled_rdp
 from common.errors import AccountingError
+from common.renyi import added, gaussian_curve, pure_curve, sampled, zcdp_curve
 
 AccountantName = Literal["rdp", "prv", "pld"]
 PrivacyUnit = Literal["record", "client"]
@@ -65,6 +65,7 @@ class Charge:
     A release composes up to three mechanisms on the same sample: Gaussian noise with multiplier z (``inf``: none), a
     private selection that is ``selection_rho``-zCDP (0: none), and a mechanism that is ``pure_epsilon``-DP (0: none),
     such as Laplace noise. All three are stated as if the whole data were the sample: sampling is accounted here.
+    Only the first ``selecting_steps`` of the steps select; 0: all of them do.
     """
 
     noise_multiplier: float
@@ -72,6 +73,7 @@ class Charge:
     steps: int
     selection_rho: float = 0.0
     pure_epsilon: float = 0.0
+    selecting_steps: int = 0
 
     def __post_init__(self) -> None:
         if not (0 < self.noise_multiplier < math.inf or (self.noise_multiplier == math.inf and self.pure_epsilon)):
@@ -85,16 +87,35 @@ class Charge:
         for name in ("selection_rho", "pure_epsilon"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise AccountingError(f"expected a finite {name} >= 0, got {getattr(self, name)}")
+        if not 0 <= self.selecting_steps <= self.steps or (self.selecting_steps and not self.selection_rho):
+            raise AccountingError(
+                f"expected 0 <= selecting_steps <= {self.steps} steps that select, got {self.selecting_steps}"
+            )
+
+    @property
+    def parts(self) -> "tuple[Charge, ...]":
+        """The same cost as charges whose steps are all alike."""
+        others = self.steps - self.selecting_steps
+        if not self.selecting_steps:
+            return (self,)
+        alike = Charge(
+            self.noise_multiplier, self.sampling_rate, self.selecting_steps, self.selection_rho, self.pure_epsilon
+        )
+        rest = Charge(self.noise_multiplier, self.sampling_rate, others, 0.0, self.pure_epsilon)
+        return (alike, rest) if others else (alike,)
 
     @property
     def mechanism(self) -> Mechanism:
-        """What one of the steps releases."""
+        """What one of the steps releases, the first where they are not all alike."""
         return Mechanism(self.noise_multiplier, self.sampling_rate, self.selection_rho, self.pure_epsilon)
 
     def to_json(self) -> list[float]:
         """Return its numbers; those of the sampled Gaussian mechanism are three, as they always were."""
         numbers = [self.noise_multiplier, self.sampling_rate, self.steps]
-        return numbers if self.mechanism.is_gaussian else [*numbers, self.selection_rho, self.pure_epsilon]
+        if self.mechanism.is_gaussian:
+            return numbers
+        numbers += [self.selection_rho, self.pure_epsilon]
+        return [*numbers, self.selecting_steps] if self.selecting_steps else numbers
 
 
 History = tuple[Charge, ...]
@@ -103,6 +124,8 @@ History = tuple[Charge, ...]
 def merged(charges: Iterable[Charge]) -> History:
     """Return the same history with equal mechanisms added up and sorted: one key for one privacy loss."""
     charges = tuple(charges)
+    if any(charge.selecting_steps for charge in charges):
+        charges = tuple(part for charge in charges for part in charge.parts)
     mechanisms = [charge.mechanism for charge in charges]
     if all(map(lt, mechanisms, mechanisms[1:])) and all(charge.steps for charge in charges):
         return charges  # merged already, as a server's account is: the common case, and it must be fast
@@ -137,7 +160,7 @@ class RdpAccountant:
         rdp = np.zeros((len(histories), len(_RDP_ORDERS)))  # (histories, orders)
         spent: dict[Mechanism, tuple[list[int], list[int]]] = {}  # mechanism: (rows, their steps)
         for row, history in enumerate(histories):
-            for charge in history:
+            for charge in merged(history):
                 rows, steps = spent.setdefault(charge.mechanism, ([], []))
                 rows.append(row)
                 steps.append(charge.steps)
@@ -322,8 +345,19 @@ def _opacus_rdp() -> Any:
 
 
 def pure_epsilon_of(history: Iterable[Charge]) -> float:
-    """Return epsilon, at delta 0, of a history of pure mechanisms: the sum over steps of log(1 + q (e^epsilon - 1))."""
-    return sum(c.steps * math.log1p(c.sampling_rate * math.expm1(c.pure_epsilon)) for c in history)
+    """Return epsilon, at delta 0, of a history of pure mechanisms: the sum over steps of log(1 + q (e^epsilon - 1)).
+
+    Source: Balle, Barthe and Gaboardi (2018), Theorem 8, for Poisson sampling; basic composition.
+    """
+    return sum(c.steps * _sampled_pure(c.pure_epsilon, c.sampling_rate) for c in history)
+
+
+def _sampled_pure(epsilon: float, sampling_rate: float) -> float:
+    if epsilon < 500:
+        return math.log1p(sampling_rate * math.expm1(epsilon))
+    return epsilon + math.log(
+        sampling_rate + (1 - sampling_rate) * math.exp(-epsilon)
+    )  # e^epsilon would not fit a double
 
 
 def _require_gaussian(history: History, accountant: AccountantName) -> None:
@@ -337,13 +371,12 @@ def _require_gaussian(history: History, accountant: AccountantName) -> None:
 @lru_cache(maxsize=4096)
 def _rdp_of_one_step(mechanism: Mechanism) -> NDArray[np.float64]:
     if not mechanism.is_gaussian:
-        return sampled_rdp(
-            lambda orders: composed_rdp(
-                orders, mechanism.noise_multiplier, mechanism.selection_rho, mechanism.pure_epsilon
-            ),
-            mechanism.sampling_rate,
-            np.array(_RDP_ORDERS),
+        step = added(
+            gaussian_curve(mechanism.noise_multiplier),
+            zcdp_curve(mechanism.selection_rho),
+            pure_curve(mechanism.pure_epsilon),
         )
+        return sampled(step, mechanism.sampling_rate, np.array(_RDP_ORDERS))
     rdp = _opacus_rdp().compute_rdp(
         q=mechanism.sampling_rate, noise_multiplier=mechanism.noise_multiplier, steps=1, orders=_RDP_ORDERS
     )

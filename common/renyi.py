@@ -21,49 +21,46 @@ Curve = Callable[[Orders], NDArray[np.float64]]
 def gaussian_curve(noise_multiplier: float) -> Curve:
     """Return the curve of Gaussian noise whose std is ``noise_multiplier`` times the L2 sensitivity: a / (2 z^2).
 
+    Edge cases: infinite noise says nothing.
     Source: Mironov (2017), Corollary 3.
     """
     return lambda orders: orders / (2 * noise_multiplier**2)
 
 
-def exponential_curve(pick_epsilon: float, picks: int) -> Curve:
-    """Return the curve of ``picks`` adaptive picks of the exponential mechanism of range ``pick_epsilon`` each.
+def zcdp_curve(rho: float) -> Curve:
+    """Return the curve of a ``rho``-zCDP mechanism: rho * a. Source: Bun and Steinke (2016), Definition 1.1."""
+    return lambda orders: rho * orders
 
-    Computes: picks * min(a pick_epsilon^2 / 8, pick_epsilon).
+
+def exponential_rho(pick_epsilon: float, picks: int) -> float:
+    """Return rho of ``picks`` adaptive picks of the exponential mechanism of range ``pick_epsilon`` each.
+
+    Computes: picks * pick_epsilon^2 / 8.
     Source: Cesar and Rogers (2021), Lemma 3 (bounded range implies epsilon^2 / 8-zCDP).
     """
-    return lambda orders: picks * np.minimum(orders * pick_epsilon**2 / 8, pick_epsilon)
+    return picks * pick_epsilon**2 / 8
 
 
-def pure_curve(epsilon: float, times: int = 1) -> Curve:
-    """Return the curve of ``times`` adaptive mechanisms, each ``epsilon``-DP without delta.
+def sparse_vector_rho(pick_epsilon: float, picks: int) -> float:
+    """Return rho of a sparse vector search that stops after ``picks``, each of them ``pick_epsilon``-DP.
 
-    Computes: times * log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps)) / (a - 1), that of randomised response, which
-    every epsilon-DP mechanism is a processing of.
+    Computes: picks * pick_epsilon^2 / 2.
+    Source: Bun and Steinke (2016), Proposition 1.4 (epsilon-DP implies epsilon^2 / 2-zCDP) and Lemma 1.7.
+    """
+    return picks * pick_epsilon**2 / 2
+
+
+def pure_curve(epsilon: float) -> Curve:
+    """Return the curve of an ``epsilon``-DP mechanism, such as Laplace noise on a vector of L1 sensitivity 1 / scale.
+
+    Computes: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps)) / (a - 1), that of randomised response, of which every
+    epsilon-DP mechanism is a processing.
     Source: Kairouz, Oh and Viswanath (2015); Mironov (2017), Proposition 5.
     """
 
     def curve(orders: Orders) -> NDArray[np.float64]:
         moment = np.logaddexp(orders * epsilon, (1 - orders) * epsilon) - np.logaddexp(0.0, epsilon)
-        return np.asarray(times * moment / (orders - 1))
-
-    return curve
-
-
-def laplace_curve(epsilon: float) -> Curve:
-    """Return the curve of Laplace noise of scale 1 / ``epsilon`` on a vector whose L1 sensitivity is 1.
-
-    Computes: log(a / (2a - 1) e^((a - 1) eps) + (a - 1) / (2a - 1) e^(-a eps)) / (a - 1).
-    Guarantees: holds for vectors of any length. As a function of the shift of one coordinate this is a logarithm of
-    a sum of exponentials, so convex, and 0 at 0: shifts that share one L1 budget cost no more than one coordinate that
-    has all of it.
-    Source: Mironov (2017), Corollary 2, for one coordinate.
-    """
-
-    def curve(orders: Orders) -> NDArray[np.float64]:
-        up = np.log(orders / (2 * orders - 1)) + (orders - 1) * epsilon
-        down = np.log((orders - 1) / (2 * orders - 1)) - orders * epsilon
-        return np.asarray(np.logaddexp(up, down) / (orders - 1))
+        return np.asarray(moment / (orders - 1))
 
     return curve
 
@@ -129,13 +126,3 @@ def _removed(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.f
         mean = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + power * curve(orders))
     quadratic = np.nan_to_num(quadratic, nan=np.inf, posinf=np.inf)
     return np.asarray(np.minimum(np.minimum(quadratic, mean) / power, -math.log1p(-sampling_rate)))
-
-
-def sampled_pure_epsilon(epsilon: float, sampling_rate: float) -> float:
-    """Return what an ``epsilon``-DP mechanism costs on a Poisson sample: log(1 + q (e^epsilon - 1)), without delta.
-
-    Source: Li, Qardaji and Su (2012); Balle, Barthe and Gaboardi (2018), Theorem 8.
-    """
-    if sampling_rate == 1:
-        return epsilon
-    return float(np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + epsilon))

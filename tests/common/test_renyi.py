@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting import _RDP_ORDERS, _rdp_of_one_step
+from common.accounting import _RDP_ORDERS, Charge, Mechanism, _rdp_of_one_step, calibrate, epsilon_of, merged
 from common.errors import AccountingError
 from common.renyi import (
     added,
-    exponential_curve,
+    exponential_rho,
     gaussian_curve,
-    laplace_curve,
     pure_curve,
     sampled,
-    sampled_pure_epsilon,
+    sparse_vector_rho,
+    zcdp_curve,
 )
 
 ORDERS = np.array(_RDP_ORDERS)
@@ -51,7 +51,7 @@ def test_sampling_is_never_below_the_exact_divergence(pair: tuple[np.ndarray, np
 
 def test_sampling_a_gaussian_agrees_with_the_analysis_of_the_gaussian_alone() -> None:
     for noise, rate in ((1.0, 0.01), (2.0, 0.1), (0.7, 0.3)):
-        ours, exact = sampled(gaussian_curve(noise), rate, ORDERS), _rdp_of_one_step(rate, noise)
+        ours, exact = sampled(gaussian_curve(noise), rate, ORDERS), _rdp_of_one_step(Mechanism(noise, rate))
         whole = (np.floor(ORDERS) == ORDERS) & (ORDERS <= 32)
         assert (ours[whole] >= exact[whole] * (1 - 1e-6)).all()
         # The price for holding for every mechanism: small where epsilon is read off.
@@ -76,31 +76,51 @@ def test_bounded_range_covers_the_exponential_mechanism() -> None:
         utilities, moved = rng.uniform(0, 3, 6), rng.uniform(-1, 1, 6)  # sensitivity 1
         first, second = (np.exp(epsilon * u / 2) for u in (utilities, utilities + moved))
         exact = _divergences(first / first.sum(), second / second.sum(), orders)
-        assert (exact <= exponential_curve(epsilon, 1)(orders) + 1e-12).all()
-    assert np.allclose(exponential_curve(epsilon, 7)(orders), 7 * exponential_curve(epsilon, 1)(orders))
+        assert (exact <= zcdp_curve(exponential_rho(epsilon, 1))(orders) + 1e-12).all()
+    assert exponential_rho(epsilon, 7) == pytest.approx(7 * exponential_rho(epsilon, 1))
 
 
-def test_pure_and_laplace_curves() -> None:
+def test_the_pure_curve_is_that_of_randomised_response() -> None:
     for epsilon in (0.1, 1.0, 5.0):
         answer = np.array([1, math.exp(epsilon)]) / (1 + math.exp(epsilon))
-        assert np.allclose(pure_curve(epsilon)(ORDERS), _divergences(answer, answer[::-1], ORDERS))
-        assert (laplace_curve(epsilon)(ORDERS) <= pure_curve(epsilon)(ORDERS) + 1e-12).all()
-        assert (pure_curve(epsilon)(ORDERS) <= epsilon + 1e-12).all()
-        assert np.allclose(pure_curve(epsilon, 3)(ORDERS), 3 * pure_curve(epsilon)(ORDERS))
-    # Laplace: against a sum over a fine grid, for a shift of one coordinate and for the same L1 shift shared by two.
-    grid = np.linspace(-60, 60, 240_001)
-
-    def divergence(shift: float, order: float) -> float:
-        log_moment = np.exp(-order * np.abs(grid) - (1 - order) * np.abs(grid - shift)) / 2
-        return float(np.log(log_moment.sum() * (grid[1] - grid[0])) / (order - 1))
-
-    for order in (1.5, 2.0, 5.0):
-        curve = float(laplace_curve(1.2)(np.array([order]))[0])
-        assert curve == pytest.approx(divergence(1.2, order), rel=1e-4)
-        assert divergence(0.5, order) + divergence(0.7, order) < curve
+        curve = pure_curve(epsilon)(ORDERS)
+        assert np.allclose(curve, _divergences(answer, answer[::-1], ORDERS))
+        assert (curve <= np.minimum(epsilon, zcdp_curve(sparse_vector_rho(epsilon, 1))(ORDERS)) + 1e-12).all()
 
 
-def test_pure_epsilon_under_sampling() -> None:
-    assert sampled_pure_epsilon(0.8, 1.0) == 0.8
-    assert sampled_pure_epsilon(0.8, 0.1) == pytest.approx(math.log(1 + 0.1 * (math.exp(0.8) - 1)))
-    assert sampled_pure_epsilon(2000.0, 0.5) == pytest.approx(2000 + math.log(0.5))
+def test_pure_charges_add_up() -> None:
+    def pure(epsilon: float, rate: float, steps: int) -> float:
+        return epsilon_of((Charge(math.inf, rate, steps, pure_epsilon=epsilon),), 1e-9)
+
+    assert pure(0.8, 1.0, 3) == pytest.approx(2.4)
+    assert pure(0.8, 0.1, 1) == pytest.approx(math.log(1 + 0.1 * (math.exp(0.8) - 1)))
+    assert pure(2000.0, 0.5, 1) == pytest.approx(2000 + math.log(0.5))
+    assert pure(0.01, 1.0, 1000) < 5  # many small ones: with a delta less than their sum
+    noise = calibrate(lambda z: (Charge(math.inf, 0.3, 50, pure_epsilon=1 / z),), epsilon=2.0, delta=1e-5)
+    assert pure(1 / noise, 0.3, 50) <= 2.0
+
+
+def test_a_selection_in_some_steps_costs_less_than_in_all() -> None:
+    def cost(*charges: Charge) -> float:
+        return epsilon_of(charges, 1e-5)
+
+    once = Charge(2.0, 0.1, 50, selection_rho=0.1, selecting_steps=1)
+    assert merged([once]) == merged([Charge(2.0, 0.1, 1, 0.1), Charge(2.0, 0.1, 49)])
+    assert cost(Charge(2.0, 0.1, 50)) < cost(once) < cost(Charge(2.0, 0.1, 50, 0.1))
+    assert cost(once, once) == cost(Charge(2.0, 0.1, 2, 0.1), Charge(2.0, 0.1, 98))
+    assert Charge(*once.to_json()) == once  # type: ignore[arg-type]
+    assert Charge(2.0, 0.1, 5, 0.1, selecting_steps=5).parts == (Charge(2.0, 0.1, 5, 0.1),)
+    for bad in (6, -1):
+        with pytest.raises(AccountingError, match="selecting_steps"):
+            Charge(2.0, 0.1, 5, 0.1, selecting_steps=bad)
+
+
+def test_selection_and_noise_on_one_sample_cost_more_than_either_and_less_than_a_sample_each_unsampled() -> None:
+    both = epsilon_of((Charge(2.0, 0.05, 100, selection_rho=0.05),), 1e-5)
+    noise = epsilon_of((Charge(2.0, 0.05, 100),), 1e-5)
+    unsampled = epsilon_of((Charge(2.0, 1.0, 100, selection_rho=0.05),), 1e-5)
+    assert noise < both < unsampled / 5
+    # A selection is worth as much as Gaussian noise of the same rho: together they are one Gaussian.
+    rho = 1 / (2 * 2.0**2) + 0.05
+    as_one = epsilon_of((Charge(math.sqrt(1 / (2 * rho)), 0.05, 100),), 1e-5)
+    assert as_one * (1 - 1e-9) <= both <= 1.1 * as_one
