@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -37,7 +38,8 @@ class SiteData:
     def example(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return ``count`` made-up records of the shape of this site's, the same every time: they tell nothing."""
         made_up = np.random.default_rng(0).random((count, *self.inputs.shape[1:]), np.float32)
-        return torch.from_numpy(made_up).to(device), torch.zeros(count, dtype=torch.int64, device=device)
+        targets = torch.from_numpy(np.zeros((count, *self.targets.shape[1:]), self.targets.dtype))
+        return torch.from_numpy(made_up).to(device), targets.to(device)
 
     def batch(self, selected: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of the ``selected`` records of this site."""

@@ -60,7 +60,7 @@ def train_round(
     """
     kept = _kept_on(model, plan)
     device = model.vector.device
-    _seed_modules(randomness.module_seed(), device)
+    seed_modules(randomness.module_seed(), device)
     step = make_step(model, kept, plan, data)
 
     start = model.vector.clone() if kept is None else model.vector.index_select(0, kept)
@@ -89,7 +89,7 @@ def train_round(
     return clipped(values, plan.clip_norm) if plan.private and plan.privacy_unit == "client" else values
 
 
-def _seed_modules(seed: int, device: torch.device) -> None:
+def seed_modules(seed: int, device: torch.device) -> None:
     """Seed what is random inside modules, such as dropout; torch.manual_seed would cost a stack trace every time."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

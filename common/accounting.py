@@ -298,10 +298,12 @@ def calibrate(
     while cost(enough) > epsilon:
         enough *= 2
         if enough > 1e5:
+            charges = merged(history(1.0))
+            picks = "'pick-epsilon', 'final-density', " if any(charge.selection_rho for charge in charges) else ""
             raise AccountingError(
                 f"no noise multiplier up to 100000 meets epsilon={epsilon} at delta={delta} over "
-                f"{sum(charge.steps for charge in history(1.0))} steps: "
-                "raise 'epsilon' or lower 'rounds', 'steps-per-round' or 'sampling-rate'"
+                f"{sum(charge.steps for charge in charges)} steps: "
+                f"raise 'epsilon' or lower {picks}'rounds', 'steps-per-round' or 'sampling-rate'"
             )
     too_little = enough / 2
     while too_little > 1e-2 and cost(too_little) <= epsilon:

@@ -21,7 +21,7 @@ Vector = NDArray[np.float64]
 _PROTOCOL_TAG = b"fedsieve/measurement/1"
 _QUANTILES = 1 << 16
 _UNIT = 1 << 16  # an entry of the matrix is a whole number of 1 / (_UNIT * sqrt(rows))
-_MAX_ENTRIES = 1 << 30
+_MAX_ENTRIES = 1 << 28
 _BLOCK = 1 << 16
 _FEW_ROWS = 256  # with more of them chance has no room left: the three searches differ in noise alone
 _SOLVED = 1e-9  # a residual over the measurements that is rounding alone
@@ -51,7 +51,7 @@ class Measurement:
             )
         if not self.sparsity <= self.rows or not 1 <= self.rows * self.size <= _MAX_ENTRIES:
             raise ConfigError(
-                f"expected at least {self.sparsity} measurements and at most 2^30 entries of their matrix, got "
+                f"expected at least {self.sparsity} measurements and at most 2^28 entries of their matrix, got "
                 f"{self.rows} of {self.size} parameters (set 'compressive-rows')"
             )
 

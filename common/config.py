@@ -13,7 +13,7 @@ from common.accounting import AccountantName, PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
 from common.methods import Method, method_of
-from common.plan import LEAST_CLIP_NORM, LEAST_GRID
+from common.plan import LEAST_CLIP_NORM, LEAST_GRID, SelectPer
 from common.schedule import DensitySchedule, ScheduleKind
 
 ServerOptimizerName = Literal["sgd", "momentum", "adam"]
@@ -82,6 +82,13 @@ class RunConfig:
     downlink_coding: ModelCoding = _about("how the model travels: calibrated (differences), f32 or f16")
     downlink_grid: float = _about("step of a calibrated model over the noise that a round adds to it")
 
+    select_per: SelectPer = _about("how often the select methods choose coordinates: in each step, or once a round")
+    pick_epsilon: float = _about("epsilon of picking one coordinate, before sampling (select methods)")
+    pick_threshold: float = _about("magnitude of the mean gradient that select-sparse-vector looks for")
+    entry_bound: float = _about("largest magnitude of an entry of the mean gradient (select-exponential, compressive)")
+    second_clip_norm: float = _about("largest norm of the chosen coordinates of the mean gradient; 0: no second clip")
+    measurements: int = _about("values that method compressive uploads; 0: 4 kappa log(d / kappa)")
+
     weighting: Weighting = _about("mean over sites: uniform, or by the size that a site declares")
     server_optimizer: ServerOptimizerName = _about("sgd, momentum or adam, on the kept coordinates")
     server_learning_rate: float = _about("learning rate of the server; 1 with sgd is plain averaging")
@@ -105,12 +112,17 @@ class RunConfig:
             "server_learning_rate",
             "round_deadline",
             "downlink_grid",
+            "pick_epsilon",
+            "entry_bound",
         ):
             value = getattr(self, name)
             check(value > 0 and math.isfinite(value), name, "a finite number above 0")
         for name, least in (("clip_norm", LEAST_CLIP_NORM), ("grid", LEAST_GRID)):
             check(least <= getattr(self, name) < math.inf, name, f"a finite number of at least {least:g}")
         check(self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "0 or more")
+        for name in ("pick_threshold", "second_clip_norm"):
+            check(0 <= getattr(self, name) < math.inf, name, "a finite number, 0 or more")
+        check(self.measurements >= 0, "measurements", "0 or more")
         check(0 < self.delta < 1, "delta", "0 < delta < 1")
         check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling-rate <= 1")
         check(0 < self.final_density <= 1, "final_density", "0 < final-density <= 1")
@@ -166,6 +178,12 @@ class RunConfig:
     def value_coding_used(self) -> ValueCoding:
         """The value coding of the run's plans: f16 stands in where there is no noise to calibrate to."""
         return "f16" if self.value_coding == "calibrated" and not self._calibrated else self.value_coding
+
+    @property
+    def index_coding_used(self) -> IndexCoding:
+        """The index coding of the run's plans: compact stands in where no seed gives what a site chose."""
+        chosen = self.how.uploads == "indices and values"
+        return "compact" if self.index_coding == "seed" and chosen else self.index_coding
 
     @property
     def downlink_coding_used(self) -> ModelCoding:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from common.accounting import Charge, PrivacyUnit
 from common.coding import IndexCoding, ValueCoding
@@ -16,6 +16,7 @@ _VERSION = 2
 _MAX_BYTES = 4096
 LEAST_GRID = 2.0**-6
 LEAST_CLIP_NORM = 1e-6
+SelectPer = Literal["step", "round"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class RoundPlan:
     ``mask_chosen`` names a mask that the server has chosen; ``mask_draws`` masks of ``mask_drawn_kept`` each are the
     ones of a plan with a mask for every step. ``reference_digest`` names a broadcast model of an earlier round that the
     method needs besides; ``standardised`` values are those of gradients less their mean, over their spread.
+    ``select_per``, ``pick_epsilon``, ``pick_threshold`` and ``second_clip_norm`` are those of the select methods,
+    ``entry_bound`` that of select-exponential and compressive, ``measurements`` that of compressive; 0 elsewhere.
     """
 
     run: str
@@ -63,6 +66,12 @@ class RoundPlan:
     mask_drawn_kept: int = 0
     reference_digest: str = ""
     standardised: bool = False
+    select_per: SelectPer = "step"
+    pick_epsilon: float = 0.0
+    pick_threshold: float = 0.0
+    entry_bound: float = 0.0
+    second_clip_norm: float = 0.0
+    measurements: int = 0
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, expected: str) -> None:
@@ -101,8 +110,13 @@ class RoundPlan:
         check(not self.standardised or bool(self.reference_digest), "standardised", "a reference to standardise by")
         check(not self.mask_chosen or self.mask_draws == 1, "mask_draws", "one, where the mask is chosen")
         check(0 <= self.model_step < math.inf, "model_step", "a finite model_step >= 0")
+        check(self.select_per in get_args(SelectPer), "select_per", f"one of {get_args(SelectPer)}")
+        for name in ("pick_epsilon", "pick_threshold", "entry_bound", "second_clip_norm"):
+            check(0 <= getattr(self, name) < math.inf, name, f"a finite {name} >= 0")
+        check(self.measurements >= 0, "measurements", "measurements >= 0")
         check(not self.private or self.how.private, "method", "a private method in a private plan")
         _ = self.mask  # its own checks
+        self.how.check_plan(self)
 
     @property
     def how(self) -> Method:
@@ -183,6 +197,7 @@ def _typed(name: str, value: Any, expected: Any) -> Any:
         ValueCoding: str,
         IndexCoding: str,
         PrivacyUnit: str,
+        SelectPer: str,
     }
     if type(value) is not kinds[expected]:
         raise WireError(f"plan: expected {name} of type {kinds[expected].__name__}, got {value!r}")

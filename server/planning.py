@@ -47,7 +47,7 @@ def round_plan(
         momentum=config.client_momentum,
         physical_batch_size=config.physical_batch_size,
         value_coding=config.value_coding_used,
-        index_coding=config.index_coding,
+        index_coding=config.index_coding_used,
         grid=config.grid,
         model_digest=model_digest,
         model_step=model_step,

@@ -7,6 +7,7 @@ of ``server.methods``; both may be shared.
 from common.errors import ConfigError
 from common.methods import (
     clip_only,
+    compressive,
     dense,
     importance,
     match_noise,
@@ -15,6 +16,9 @@ from common.methods import (
     random,
     random_step,
     ranked,
+    select_exponential,
+    select_random,
+    select_sparse_vector,
 )
 from common.methods.method import Method as Method
 
@@ -28,6 +32,10 @@ METHODS: dict[str, Method] = {
         match_noise.METHOD,
         ranked.METHOD,
         importance.METHOD,
+        select_exponential.METHOD,
+        select_sparse_vector.METHOD,
+        select_random.METHOD,
+        compressive.METHOD,
         noisy_only.METHOD,
         clip_only.METHOD,
     )

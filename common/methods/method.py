@@ -48,11 +48,9 @@ class Method:
             raise ConfigError(f"method={self.name} is not private by itself: leave out private=false (--no-dp)")
         if self.needs_noise and not config.private:
             raise ConfigError(f"method={self.name} works on released noisy updates: got private=false (--no-dp)")
-        if self.uploads == "indices and values" and config.index_coding == "seed":
-            raise ConfigError(
-                f"method={self.name} uploads coordinates that a site chose: expected index-coding raw or compact, "
-                "got index-coding='seed'"
-            )
+
+    def check_plan(self, plan: "RoundPlan") -> None:
+        """Raise ConfigError where a plan lacks what this method needs; a site calls it before anything is charged."""
 
     def schedule(self, config: "RunConfig") -> DensitySchedule:
         """Return the density of each epoch."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client.mechanisms.selection import (
+from client.selection import (
     second_clip,
     second_clip_sensitivity,
     select_exponential,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client.mechanisms.measure import release_measurements
-from client.mechanisms.selection import second_clip, second_clip_sensitivity
+from client.mechanisms.compressive import release_measurements
+from client.selection import second_clip, second_clip_sensitivity
 from common.compressive import Measurement
 from simulations.seeded import GeneratorRandomness
 

@@ -1,11 +1,45 @@
-"""Releasing the largest entries of a vector by a few noisy measurements of it."""
+"""Releasing the largest entries of a gradient by a few noisy measurements of it."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from client.data import SiteData
+from client.dpsgd import PlainSum, seed_modules
+from client.mechanisms.upload import Upload
 from common.compressive import Measurement, Vector, largest_entries
+from common.methods.compressive import METHOD
+from common.models import FlatModel
+from common.plan import RoundPlan
 from common.randomness import RoundRandomness, laplace
+
+
+def train_round(
+    model: FlatModel,
+    data: SiteData,
+    plan: RoundPlan,
+    randomness: RoundRandomness,
+    progress: Callable[[int], None],
+) -> Upload:
+    """Return noisy measurements of the mean gradient of one Poisson batch; the model stays as it is.
+
+    The mean is the sum over the batch divided by the public expected batch. See ``release_measurements``: the guarantee
+    needs no clip of a record's gradient, since it holds for any two vectors. An empty batch is measured like any other.
+    """
+    progress(0)
+    device = model.vector.device
+    seed_modules(randomness.module_seed(), device)
+    batch = data.batch(randomness.poisson_sample(data.size, plan.sampling_rate), device)
+    total = PlainSum(model, None, plan)(*batch)
+    released = release_measurements(
+        total.cpu().numpy().astype(np.float64) / (plan.sampling_rate * data.declared_size),
+        measurement=METHOD.measurement(plan),
+        epsilon=1 / plan.noise_multiplier,
+        entry_bound=plan.entry_bound,
+        randomness=randomness,
+    )
+    return Upload(released.astype(np.float32))
 
 
 def release_measurements(
