@@ -80,42 +80,51 @@ def sampled(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.fl
       (a - 1), far smaller where the mechanism alone gives much away;
     - D_a(P | M): log(1 + ((1 - q)^(1 - a) - 1 - (a - 1) q) (e^(e(2)) - 1)) / (a - 1), and -log(1 - q) and the mean
       log(1 - q + q e^((a - 1) e(a))) / (a - 1) where they are smaller;
-    the larger one of the two, and never more than e(a).
+    the larger one of the two; or the expansion with its terms from l = 3 on three times, which holds for both
+    directions and is smaller for large q and small a; and never more than e(a).
     Guarantees: an upper bound for adding and for removing a record. The other records' sample is averaged over, under
     which the divergence does not grow (it is jointly quasi-convex).
     Edge cases: q = 1 is the mechanism itself. Infinite stays infinite.
-    Source: the first expansion is Mironov, Talwar and Zhang (2019) and Zhu and Wang (2019). The second direction is
-    ours, since Zhu and Wang's bound for general mechanisms has a factor 3 that stays where the mechanism says nothing:
-    with L = R / P the moment is E_P[(1 + q (L - 1))^(1 - a)]. For f(x) = (1 + x)^(1 - a) the remainder (f(x) - f(0) -
-    f'(0) x) / x^2 falls with x, because f''' < 0; x >= -q, so it is largest at -q. E_P[L - 1] = 0, and
-    E_P[(L - 1)^2] = e^(D_2(R | P)) - 1. The other two: M >= (1 - q) P, and f is convex. Below order 2, x = q (L - 1):
-    (1 + x)^a <= 1 + a x + x^a for x >= 0, and Taylor's remainder for -q <= x < 0, where x^2 <= q^2.
+    Source: the first expansion is Mironov, Talwar and Zhang (2019); with its factor 3 it is Zhu and Wang (2019),
+    Theorem 5, which alone would charge for a mechanism that says nothing. The second direction is ours: with
+    L = R / P the moment is E_P[(1 + q (L - 1))^(1 - a)]. For f(x) = (1 + x)^(1 - a) the remainder (f(x) - f(0) -
+    f'(0) x) / x^2 falls with x, because the third derivative of f is negative; x >= -q, so it is largest at -q.
+    E_P[L - 1] = 0, and E_P[(L - 1)^2] = e^(D_2(R | P)) - 1. The other two: M >= (1 - q) P, and f is convex. Below
+    order 2, x = q (L - 1): (1 + x)^a <= 1 + a x + x^a for x >= 0, and Taylor's remainder for -q <= x < 0, where
+    x^2 <= q^2.
     """
     if not 0 < sampling_rate <= 1:
         raise AccountingError(f"expected 0 < sampling_rate <= 1, got {sampling_rate}")
     plain = curve(orders)
     if sampling_rate == 1:
         return plain
-    return np.minimum(plain, np.maximum(_added(curve, sampling_rate, orders), _removed(curve, sampling_rate, orders)))
+    added = np.minimum(_expanded(curve, sampling_rate, orders, 1), _below_two(curve, sampling_rate, orders))
+    both = np.maximum(added, _removed(curve, sampling_rate, orders))
+    return np.minimum(plain, np.minimum(both, _expanded(curve, sampling_rate, orders, 3)))
 
 
-def _added(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
+def _expanded(curve: Curve, sampling_rate: float, orders: Orders, factor: int) -> NDArray[np.float64]:
+    """Return the binomial expansion at whole orders, its terms from l = 3 on times ``factor``, and its chords."""
     whole = np.unique(np.concatenate([np.floor(orders), np.ceil(orders), [2.0]]))
     whole = whole[whole >= 2]
     terms = np.arange(2.0, whole.max() + 1)  # l
     # (orders, l): what does not exist has weight 0.
     binomials = gammaln(whole[:, None] + 1) - gammaln(terms + 1) - gammaln(np.maximum(whole[:, None] - terms, 0) + 1)
     logs = binomials + (whole[:, None] - terms) * math.log1p(-sampling_rate) + terms * math.log(sampling_rate)
+    logs += np.where(terms >= 3, math.log(factor), 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
         logs = np.where(terms <= whole[:, None], logs + (terms - 1) * curve(terms), -np.inf)
     first = (whole - 1) * math.log1p(-sampling_rate) + np.log1p((whole - 1) * sampling_rate)  # l = 0 and 1
     moments = np.maximum(0.0, logsumexp(np.column_stack([first, logs]), axis=1))  # (a - 1) D_a
     chord = np.interp(orders, np.concatenate([[1.0], whole]), np.concatenate([[0.0], moments]))
+    return np.asarray(chord / (orders - 1))
+
+
+def _below_two(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         large = np.exp(orders * math.log(sampling_rate) + (orders - 1) * curve(orders))
     small = orders * (orders - 1) / 2 * (1 - sampling_rate) ** (orders - 2) * sampling_rate**2
-    below_two = np.where(orders < 2, np.log1p(large + small), np.inf)
-    return np.asarray(np.minimum(chord, below_two) / (orders - 1))
+    return np.where(orders < 2, np.log1p(large + small) / (orders - 1), np.inf)
 
 
 def _removed(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:

@@ -81,8 +81,8 @@ class Compressive(Method):
         return Charge(math.inf, plan.sampling_rate, plan.steps, pure_epsilon=1 / plan.noise_multiplier)
 
     def noise_std(self, plan: "RoundPlan", declared_size: int) -> float:
-        """Return 0: values are not rounded to a grid of Gaussian noise."""
-        return 0.0
+        """Return the std of the Laplace noise in a measurement."""
+        return math.sqrt(2) * self.measurement(plan).noise_scale(1 / plan.noise_multiplier)
 
     def most_values(self, plan: "RoundPlan") -> int:
         """Return p."""

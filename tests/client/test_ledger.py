@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.ledger import Entry, Ledger
-from common.accounting import Charge
+from common.accounting import Charge, merged
 from common.errors import LedgerError
 from common.plan import RoundPlan
 from tests.support import small_plan
@@ -186,21 +186,28 @@ def test_two_processes_cannot_hold_the_same_ledger(path: Path, monkeypatch: pyte
     Ledger(path).close()
 
 
-def test_charges_of_every_kind_survive_and_cannot_be_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("odd", "change"),
+    [
+        (Charge(math.inf, 0.5, 3, pure_epsilon=0.25), "pure_epsilon = 0.1"),
+        (Charge(2.0, 0.5, 3, selection_rho=0.25, selecting_steps=2), "selecting_steps = 1"),
+    ],
+)
+def test_charges_of_every_kind_survive_and_cannot_be_changed(tmp_path: Path, odd: Charge, change: str) -> None:
     class Odd:
         """A plan whose charge is no sampled Gaussian."""
 
-        run, round, charge = "odd", 1, Charge(math.inf, 0.5, 3, pure_epsilon=0.25)
+        run, round, charge = "odd", 1, odd
 
     path = tmp_path / "odd.ledger"
     ledger = Ledger.create(path)
     ledger.charge(Odd(), b"plan", "")  # type: ignore[arg-type]
     ledger.close()
     again = Ledger(path)
-    assert again.history == (Odd.charge,)
+    assert again.history == merged([odd])
     again.close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE entries SET pure_epsilon = 0.1")
+        database.execute(f"UPDATE entries SET {change}")
     database.close()
     with pytest.raises(LedgerError, match="entry 1 was changed"):
         Ledger(path)
@@ -214,6 +221,7 @@ def test_a_ledger_from_before_other_charges_is_read_as_it_was(tmp_path: Path) ->
     with sqlite3.connect(tmp_path / "old.ledger") as database:  # undo the migration
         database.execute("ALTER TABLE entries DROP COLUMN selection_rho")
         database.execute("ALTER TABLE entries DROP COLUMN pure_epsilon")
+        database.execute("ALTER TABLE entries DROP COLUMN selecting_steps")
         database.execute("PRAGMA user_version = 1")
     database.close()
     ledger = Ledger(tmp_path / "old.ledger")

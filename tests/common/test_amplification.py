@@ -7,25 +7,25 @@ import pytest
 
 from common import accounting
 from common.accounting import Charge, Mechanism, calibrate, epsilon_of, merged, pure_epsilon_of
-from common.amplification import composed_rdp, sampled_rdp
 from common.errors import AccountingError
+from common.renyi import gaussian_curve, sampled
 
 DELTA = 1e-5
 ORDERS = np.array(accounting._RDP_ORDERS)
 
 
 def test_without_sampling_the_curve_is_the_sum_of_its_parts() -> None:
-    curve = composed_rdp(ORDERS, 2.0, 0.1, 0.5)
-    assert curve == pytest.approx(ORDERS / 8 + 0.1 * ORDERS + np.minimum(0.5, ORDERS / 8))
-    assert composed_rdp(ORDERS, math.inf, 0.0, 0.5) == pytest.approx(np.minimum(0.5, ORDERS / 8))
-    assert sampled_rdp(lambda orders: orders / 8, 1.0, ORDERS) == pytest.approx(ORDERS / 8)
+    curve = accounting._rdp_of_one_step(Mechanism(2.0, 1.0, 0.1, 0.5))
+    pure = accounting._rdp_of_one_step(Mechanism(math.inf, 1.0, 0.0, 0.5))
+    assert curve == pytest.approx(ORDERS / 8 + 0.1 * ORDERS + pure)
+    assert (pure <= np.minimum(0.5, ORDERS / 8) + 1e-12).all() and pure[-1] == pytest.approx(0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
 def test_the_general_amplification_is_no_lower_than_the_exact_one_of_the_gaussian(rate: float) -> None:
     """The sampled Gaussian's own curve is known exactly: a bound for any mechanism must lie on or above it."""
     exact = accounting._rdp_of_one_step(Mechanism(2.0, rate))
-    general = sampled_rdp(lambda orders: orders / (2 * 2.0**2), rate, ORDERS)
+    general = sampled(gaussian_curve(2.0), rate, ORDERS)
     plain = ORDERS / (2 * 2.0**2)
     assert (general >= exact * (1 - 1e-6)).all() and (general <= plain).all()
     assert general[np.searchsorted(ORDERS, 2)] == pytest.approx(exact[np.searchsorted(ORDERS, 2)], rel=1e-6)  # tight
