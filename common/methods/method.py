@@ -86,6 +86,10 @@ class Method:
             declared_size=declared_size,
         )
 
+    def published_epsilon(self, plan: "RoundPlan", rounds: int, declared_size: int, delta: float) -> float | None:
+        """Return what the paper's own analysis would say of ``rounds`` such rounds; None where it is ours as well."""
+        return None
+
     def most_values(self, plan: "RoundPlan") -> int:
         """Return how many values an upload has: exactly, or at most where the site chooses the coordinates."""
         return plan.mask_kept

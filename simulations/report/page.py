@@ -78,7 +78,9 @@ def _tiles(run: RunSummary) -> str:
     share = run.epsilon / run.planned_epsilon if run.private and run.epsilon and run.planned_epsilon else None
     return "".join(
         [
-            _tile(run, "Test accuracy", words.percent(run.accuracy), before, run.accuracy),
+            _tile(run, "Test loss", words.loss(run.loss), f"{words.loss(run.initial_loss)} before training", None)
+            if run.has_loss_alone
+            else _tile(run, "Test accuracy", words.percent(run.accuracy), before, run.accuracy),
             _tile(run, "Epsilon spent", spent, plan, share),
             _traffic_tile(run, "Uplink", run.uplink, run.dense_uplink),
             _traffic_tile(run, "Downlink", run.downlink, run.dense_downlink),
@@ -149,6 +151,11 @@ def _privacy_statement(run: RunSummary) -> dict[str, str]:
             f"{run.audit.lower_bound:.2f} of the {words.epsilon(run.audit.claimed_epsilon)} claimed (95 % confidence)"
         }
     )
+    published = (
+        {}
+        if run.published_epsilon is None
+        else {"Published accounting": f"the paper's own would say epsilon {run.published_epsilon:.4g}; not a guarantee"}
+    )
     return {
         "Guarantee": f"{spent}; planned epsilon {words.epsilon(run.planned_epsilon)}",
         "Who is protected": protected,
@@ -157,6 +164,7 @@ def _privacy_statement(run: RunSummary) -> dict[str, str]:
         "Neighbours": run.neighbours,
         "Method": words.method(run),
         "Accountant": f"{run.accountant}; noise multiplier {noise}",
+        **published,
         **audit,
     }
 
