@@ -178,7 +178,7 @@ def _model_step(
         return config.downlink_grid * optimizer.noise_gain(noise_std)
     sizes = np.array([member.declared_size for member in members], np.float64)
     plan = sample_plan(config, policy, noise_multiplier, 1)
-    noise = np.array([plan.how.noise_std(plan, member.declared_size) for member in members])
+    noise = np.array([plan.how.model_noise_std(config, plan, member.declared_size) for member in members])
     weights = sizes if config.weighting == "size" else np.ones_like(sizes)
     mean_noise = math.sqrt(float(np.square(weights * noise).mean()) / config.cohort_size) / float(weights.mean())
     return config.downlink_grid * optimizer.noise_gain(mean_noise)

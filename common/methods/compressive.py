@@ -31,7 +31,6 @@ class Compressive(Method):
     )
     uploads: ClassVar[Uploads] = "measurements"
     accounting = "sampled Laplace, pure epsilon"
-    calibrated = False
     mechanism = "compressive"
     server = "compressive"
 
@@ -92,6 +91,14 @@ class Compressive(Method):
     def noise_std(self, plan: "RoundPlan", declared_size: int) -> float:
         """Return the std of the Laplace noise in a measurement."""
         return math.sqrt(2) * self.measurement(plan).noise_scale(1 / plan.noise_multiplier)
+
+    def model_noise_std(self, config: "RunConfig", plan: "RoundPlan", declared_size: int) -> float:
+        """Return the noise that the last round's step, the smallest, adds to a recovered coordinate.
+
+        Columns of the matrix have length 1 on average, so that a coefficient has about the noise of a measurement.
+        """
+        entry = 2 * plan.entry_bound * plan.mask_kept * self.noise_std(plan, declared_size)
+        return plan.learning_rate / math.sqrt(config.rounds) * entry
 
     def most_values(self, plan: "RoundPlan") -> int:
         """Return p."""
