@@ -37,9 +37,13 @@ class SiteData:
 
     def example(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return ``count`` made-up records of the shape of this site's, the same every time: they tell nothing."""
-        made_up = np.random.default_rng(0).random((count, *self.inputs.shape[1:]), np.float32)
-        targets = torch.from_numpy(np.zeros((count, *self.targets.shape[1:]), self.targets.dtype))
-        return torch.from_numpy(made_up).to(device), targets.to(device)
+        rng = np.random.default_rng(0)
+        inputs = rng.random((count, *self.inputs.shape[1:]), np.float32)
+        if self.targets.dtype == np.float32:  # not zeros: a model that begins at zero would have nothing to learn
+            targets = torch.from_numpy(rng.random((count, *self.targets.shape[1:]), np.float32))
+        else:
+            targets = torch.zeros((count, *self.targets.shape[1:]), dtype=torch.int64)
+        return torch.from_numpy(inputs).to(device), targets.to(device)
 
     def batch(self, selected: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of the ``selected`` records of this site."""

@@ -55,6 +55,7 @@ class RunResult:
     folder: Path
     model: Values
     accuracy: float | None
+    loss: float | None
     epsilon: float | None
     uplink_bytes: int
     uplink_saving: float
@@ -102,7 +103,7 @@ def run(
                 dense_uplink=so_far.dense,
             )
         else:
-            _log_start(log, folder, config, noise_multiplier, members, initial, evaluate)
+            _log_start(log, folder, config, policy, noise_multiplier, members, initial, evaluate)
 
         def save(model: Values) -> None:
             _checkpoint(state, policy, model, log).save(folder.checkpoint)
@@ -140,7 +141,8 @@ def _tell_flower(event: Event, unit: PrivacyUnit) -> None:
     if event["event"] == "round":
         spent = event["epsilon"]
         privacy = "NOT PRIVATE" if spent is None else f"epsilon {spent:.3f} per {unit} ({neighbours_of(unit)})"
-        accuracy = "-" if event["accuracy"] is None else f"{event['accuracy']:.2%}"
+        loss = "-" if event["loss"] is None else f"none, loss {event['loss']:.4g}"
+        accuracy = loss if event["accuracy"] is None else f"{event['accuracy']:.2%}"
         uplink = PartBytes(**event["uplink"]).total
         flower_log(INFO, "round %d: accuracy %s, %s, uplink %d bytes", event["round"], accuracy, privacy, uplink)
         for rejection in event["rejections"]:
@@ -178,7 +180,7 @@ def _model_step(
         return config.downlink_grid * optimizer.noise_gain(noise_std)
     sizes = np.array([member.declared_size for member in members], np.float64)
     plan = sample_plan(config, policy, noise_multiplier, 1)
-    noise = np.array([plan.how.noise_std(plan, member.declared_size) for member in members])
+    noise = np.array([plan.how.model_noise_std(config, plan, member.declared_size) for member in members])
     weights = sizes if config.weighting == "size" else np.ones_like(sizes)
     mean_noise = math.sqrt(float(np.square(weights * noise).mean()) / config.cohort_size) / float(weights.mean())
     return config.downlink_grid * optimizer.noise_gain(mean_noise)
@@ -232,6 +234,7 @@ def _log_start(
     log: RunLog,
     folder: RunFolder,
     config: RunConfig,
+    policy: MethodPolicy,
     noise_multiplier: float,
     members: list[Member],
     initial: Values,
@@ -256,9 +259,20 @@ def _log_start(
         neighbours=neighbours_of(config.privacy_unit),
         sites=len(members),
         planned_epsilon=config.epsilon if config.is_private else None,
+        published_epsilon=_published_epsilon(config, policy, noise_multiplier, members),
         initial_accuracy=score.accuracy if score else None,
         initial_loss=score.loss if score else None,
     )
+
+
+def _published_epsilon(
+    config: RunConfig, policy: MethodPolicy, noise_multiplier: float, members: list[Member]
+) -> float | None:
+    """Return what the method's paper would say of the run, for the smallest site; None where it says the same."""
+    if not config.is_private:
+        return None
+    plan, smallest = sample_plan(config, policy, noise_multiplier, 1), min(m.declared_size for m in members)
+    return config.how.published_epsilon(plan, config.rounds, smallest, config.delta)
 
 
 def _finish(
@@ -295,6 +309,7 @@ def _finish(
         folder=folder.path,
         model=model,
         accuracy=score.accuracy if score else None,
+        loss=score.loss if score else None,
         epsilon=epsilon,
         uplink_bytes=uplink.parts.total,
         uplink_saving=state.traffic.uplink_saving,

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch(commands)
     data = commands.add_parser("data", help="get data sets").add_subparsers(required=True, metavar="COMMAND")
     get = data.add_parser("get", help="download a data set into the cache folder, with its SHA-256 checked")
-    get.add_argument("dataset", help="fashion-mnist, or fashion-mnist-12k (which ships here)")
+    get.add_argument("dataset", help="fashion-mnist, mnist, or fashion-mnist-12k (which ships here)")
     get.add_argument("--source", metavar="URL|FOLDER", help="take the files from here instead of the data set's home")
     get.set_defaults(run=_data_get)
     methods = commands.add_parser("methods", help="list the methods: what each uploads, protects and costs")

@@ -12,6 +12,7 @@ from pathlib import Path
 from common.datasets import SHIPPED_FOLDER, cache_folder
 from common.errors import DatasetError
 
+_MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist"
 _FASHION_MNIST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 
 # SHA-256 of the uncompressed contents: the same pictures are packed differently in different places.
@@ -21,9 +22,15 @@ CONTENTS: dict[str, dict[str, str]] = {
         "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    }
+    },
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
 }
-SOURCES: dict[str, str] = {"fashion-mnist": _FASHION_MNIST}
+SOURCES: dict[str, str] = {"fashion-mnist": _FASHION_MNIST, "mnist": _MNIST}
 
 
 def get(name: str, source: str | None = None, report: Callable[[str], None] = print) -> Path:
@@ -69,8 +76,8 @@ def _fetch(address: str, target: Path) -> None:
             shutil.copyfileobj(response, file)
     except (OSError, urllib.error.URLError) as error:
         raise DatasetError(
-            f"cannot fetch {address}: {error}; on Debian 'apt-get install dataset-fashion-mnist' brings the same "
-            "files, or name a folder that has them with --source"
+            f"cannot fetch {address}: {error}; name a folder that has the files with --source (those of Fashion-MNIST "
+            "come with Debian's 'apt-get install dataset-fashion-mnist')"
         ) from error
 
 

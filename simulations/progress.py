@@ -54,6 +54,8 @@ class RunDisplay:
                 self._folder = Path(self._config.out) / event["name"]
                 size = f"{event['sites']} sites, {event['parameters']:,} parameters"
                 self._say(f"{event['name']}: {size}, {self._privacy(event)}")
+                if event["published_epsilon"] is not None:
+                    self._say(f"the paper's own accounting would say epsilon {event['published_epsilon']:.4g}")
                 if event["value_coding"] != self._config.value_coding:
                     self._say(f"no noise to calibrate to: values travel as {event['value_coding']}")
             case "resume":
@@ -67,7 +69,7 @@ class RunDisplay:
     def _show_round(self, event: Event) -> None:
         self._uplink += PartBytes(**event["uplink"]).total
         self._dense += event["dense_uplink"]
-        parts = ["no accuracy" if event["accuracy"] is None else f"accuracy {event['accuracy']:.2%}"]
+        parts = [_score(event["accuracy"], event["loss"])]
         parts.append(
             "[red]not private[/red]" if event["epsilon"] is None else f"epsilon {words.epsilon(event['epsilon'])}"
         )
@@ -97,8 +99,11 @@ class RunDisplay:
         """Print the closing summary and the line for scripts."""
         seconds = time.monotonic() - self._started
         table = Table(show_header=False, box=None, pad_edge=False)
-        accuracy = "not measured" if result.accuracy is None else f"{result.accuracy:.2%}"
-        table.add_row("test accuracy", accuracy)
+        if result.accuracy is None and result.loss is not None:
+            table.add_row("test loss", f"{result.loss:.4g}")
+        else:
+            accuracy = "not measured" if result.accuracy is None else f"{result.accuracy:.2%}"
+            table.add_row("test accuracy", accuracy)
         if result.epsilon is None:
             table.add_row("privacy", f"[red]NOT PRIVATE: {self._config.how.lacks}[/red]")
         else:
@@ -118,6 +123,7 @@ class RunDisplay:
         # Not through rich: scripts read this line, and it must never be wrapped.
         figures = {
             "accuracy": "none" if result.accuracy is None else f"{result.accuracy:.4f}",
+            **({"loss": f"{result.loss:.4f}"} if result.accuracy is None and result.loss is not None else {}),
             "epsilon": "none" if result.epsilon is None else f"{result.epsilon:.4f}",
             "uplink_saving": f"{result.uplink_saving:.3f}",
             "seconds": f"{seconds:.1f}",
@@ -132,3 +138,10 @@ class RunDisplay:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _score(accuracy: float | None, loss: float | None) -> str:
+    """Return how the model does: by its accuracy, or, where targets are numbers, by its loss."""
+    if accuracy is not None:
+        return f"accuracy {accuracy:.2%}"
+    return "no accuracy" if loss is None else f"loss {loss:.4g}"

@@ -14,6 +14,7 @@ from pathlib import Path
 _PROJECT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("client", "common", "server", "simulations", "tests")
 _MECHANISM, _ENFORCEMENT = "tests/privacy/test_mechanism.py", "tests/privacy/test_enforcement.py"
+_SELECTING, _PUBLISHED = "tests/methods/test_selecting.py", "tests/privacy/test_published_selection.py"
 _CLIENT = "tests/privacy/test_client_unit.py"
 _METHODS = "tests/methods/test_conformance.py"
 
@@ -165,6 +166,48 @@ MUTANTS = (
         "server/aggregate.py",
         (("total += clipped(values, clip_norm)", "total += values"),),
         f"{_CLIENT}::test_one_site_changes_the_sum_by_at_most_the_clip_norm",
+    ),
+    Mutant(
+        "select: the published sensitivity",
+        "common/methods/selecting.py",
+        (("min(first, 2 * plan.second_clip_norm)", "min(first, plan.second_clip_norm)"),),
+        f"{_SELECTING}::test_one_record_can_turn_the_release_around_and_the_noise_is_made_for_that",
+    ),
+    Mutant(
+        "select: no second clip",
+        "client/mechanisms/selection.py",
+        (("second_clip(mean[chosen], plan.second_clip_norm)", "mean[chosen]"),),
+        f"{_SELECTING}::test_one_record_can_turn_the_release_around_and_the_noise_is_made_for_that",
+    ),
+    Mutant(
+        "select: a choice costs nothing",
+        "common/methods/selecting.py",
+        (("plan.steps, rho, selecting_steps=selecting)", "plan.steps)"),),
+        f"{_SELECTING}::test_charges_are_those_of_the_mechanisms",
+    ),
+    Mutant(
+        "select: Gumbel noise / 2",
+        "client/selection.py",
+        (("+ gumbel(randomness, mean.size)", "+ gumbel(randomness, mean.size) / 2"),),
+        "tests/client/test_selection.py::test_one_shot_gumbel_has_the_distribution_of_peeling",
+    ),
+    Mutant(
+        "select: one answer more than is paid for",
+        "client/selection.py",
+        (("laplace(randomness, picks)", "laplace(randomness, picks + 1)"),),
+        "tests/client/test_selection.py::test_sparse_vector_finds_what_passes_and_stops_when_paid_for",
+    ),
+    Mutant(
+        "compressive: the published sensitivity",
+        "common/compressive.py",
+        (("return self.column_bound() / epsilon", "return math.sqrt(self.rows) / epsilon"),),
+        f"{_PUBLISHED}::test_sqrt_p_is_not_the_sensitivity_of_a_drawn_matrix",
+    ),
+    Mutant(
+        "compressive: entries not clipped",
+        "client/mechanisms/compressive.py",
+        (("np.clip(finite[chosen], -entry_bound, entry_bound)", "finite[chosen]"),),
+        f"{_PUBLISHED}::test_entries_beyond_the_bound_are_clipped_not_assumed_away",
     ),
     Mutant(
         "client: noise divided by the cohort before it is added",

@@ -24,8 +24,8 @@ def require_agreement(
     """Raise ModelError unless the engine's sums and norms on a few records are those of plain autograd.
 
     The engine's sum must be the gradient of the records' summed loss, and the gradient of each, computed alone, must
-    have the norm that the engine finds for it among the others. Where any of these is not finite nothing can be said:
-    the model is tried again when it has other parameters.
+    have the norm that the engine finds for it among the others. Where any of these is not finite, or all are
+    zero, nothing can be said: the model is tried again when it has other parameters.
     """
     if model in _trusted:
         return
@@ -43,6 +43,8 @@ def require_agreement(
     if not all(bool(part.isfinite().all()) for part in (alone, together, total, norms)):
         return
     scale = alone.norm(dim=1).sum() + together.norm()
+    if not scale > 0:  # records without gradients show nothing
+        return
     if (total - together).norm() > _TOLERANCE * scale:
         worst = _worst_parameter(model, total - together, kept)
         raise ModelError(

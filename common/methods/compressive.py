@@ -31,7 +31,6 @@ class Compressive(Method):
     )
     uploads: ClassVar[Uploads] = "measurements"
     accounting = "sampled Laplace, pure epsilon"
-    calibrated = False
     mechanism = "compressive"
     server = "compressive"
 
@@ -80,9 +79,26 @@ class Compressive(Method):
         """Return the cost of one release, which is (1 / z)-DP on its sample."""
         return Charge(math.inf, plan.sampling_rate, plan.steps, pure_epsilon=1 / plan.noise_multiplier)
 
+    def published_epsilon(self, plan: "RoundPlan", rounds: int, declared_size: int, delta: float) -> float | None:
+        """Return the paper's epsilon, that of one iteration with sqrt(p) for the norm of the matrix's columns.
+
+        Guarantees: none. Iterations are not composed there, and columns may be longer than sqrt(p).
+        Source: compressive-laplace, Algorithm 2 and Proposition 1.
+        """
+        measurement = self.measurement(plan)
+        return math.sqrt(measurement.rows) / measurement.noise_scale(1 / plan.noise_multiplier)
+
     def noise_std(self, plan: "RoundPlan", declared_size: int) -> float:
         """Return the std of the Laplace noise in a measurement."""
         return math.sqrt(2) * self.measurement(plan).noise_scale(1 / plan.noise_multiplier)
+
+    def model_noise_std(self, config: "RunConfig", plan: "RoundPlan", declared_size: int) -> float:
+        """Return the noise that the last round's step, the smallest, adds to a recovered coordinate.
+
+        Columns of the matrix have length 1 on average, so that a coefficient has about the noise of a measurement.
+        """
+        entry = 2 * plan.entry_bound * plan.mask_kept * self.noise_std(plan, declared_size)
+        return plan.learning_rate / math.sqrt(config.rounds) * entry
 
     def most_values(self, plan: "RoundPlan") -> int:
         """Return p."""

@@ -30,7 +30,7 @@ class Method:
     units: ClassVar[tuple[PrivacyUnit, ...]] = ("record",)
     uploads: ClassVar[Uploads] = "values"
     accounting: ClassVar[str] = "sampled Gaussian"
-    calibrated: ClassVar[bool] = True  # whether every released value carries Gaussian noise of the std ``noise_std``
+    calibrated: ClassVar[bool] = True  # whether every released value carries noise of the std ``noise_std``
     lacks: ClassVar[str] = "no clipping, no noise"  # what a run that is not private does without
     adds_noise: ClassVar[bool] = True
     needs_noise: ClassVar[bool] = False  # whether it makes no sense without: private=false is then refused
@@ -85,6 +85,14 @@ class Method:
             momentum=plan.momentum,
             declared_size=declared_size,
         )
+
+    def model_noise_std(self, config: "RunConfig", plan: "RoundPlan", declared_size: int) -> float:
+        """Return the std of the noise that one site's release adds to a coordinate of the mean update."""
+        return self.noise_std(plan, declared_size)
+
+    def published_epsilon(self, plan: "RoundPlan", rounds: int, declared_size: int, delta: float) -> float | None:
+        """Return what the paper's own analysis would say of ``rounds`` such rounds; None where it is ours as well."""
+        return None
 
     def most_values(self, plan: "RoundPlan") -> int:
         """Return how many values an upload has: exactly, or at most where the site chooses the coordinates."""

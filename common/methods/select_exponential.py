@@ -1,5 +1,6 @@
 """Choosing coordinates by the exponential mechanism, all at once."""
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.methods.selecting import PAPER, Selecting
@@ -35,6 +36,10 @@ class SelectExponential(Selecting):
     def selection_rho(self, plan: "RoundPlan") -> float:
         """Return the cost of one choice."""
         return exponential_rho(plan.pick_epsilon, plan.mask_kept)
+
+    def published_selection_epsilon(self, plan: "RoundPlan", delta: float) -> float:
+        """Return Algorithm 4's: picks compose to pick_epsilon sqrt(2 k log(1 / delta))."""
+        return plan.pick_epsilon * math.sqrt(2 * plan.mask_kept * math.log(1 / delta))
 
 
 METHOD = SelectExponential()

@@ -1,5 +1,6 @@
 """Choosing coordinates that pass a threshold, by the sparse vector technique."""
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.methods.selecting import PAPER, Selecting
@@ -33,6 +34,10 @@ class SelectSparseVector(Selecting):
     def selection_rho(self, plan: "RoundPlan") -> float:
         """Return the cost of one search."""
         return sparse_vector_rho(plan.pick_epsilon, plan.mask_kept)
+
+    def published_selection_epsilon(self, plan: "RoundPlan", delta: float) -> float:
+        """Return Algorithm 1's: noise of scale s sqrt(32 c log(2 / delta)) / (0.95 epsilon) for the threshold."""
+        return plan.pick_epsilon * math.sqrt(8 * plan.mask_kept * math.log(2 / delta)) / 0.95
 
 
 METHOD = SelectSparseVector()

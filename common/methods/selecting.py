@@ -66,6 +66,32 @@ class Selecting(Method):
         selecting = 1 if rho and plan.select_per == "round" else 0
         return Charge(plan.noise_multiplier, plan.sampling_rate, plan.steps, rho, selecting_steps=selecting)
 
+    def published_selection_epsilon(self, plan: "RoundPlan", delta: float) -> float:
+        """Return what the paper says that one choice costs, at ``delta``."""
+        return 0.0
+
+    def published_epsilon(self, plan: "RoundPlan", rounds: int, declared_size: int, delta: float) -> float | None:
+        """Return the paper's epsilon: (epsilon, delta) of choice and noise, times q, by strong composition.
+
+        Computes: with T steps, d' = delta / (4 q T), e = q (e' + sqrt(2 log(1.25 / d')) / sigma), e' the choice's:
+        T e (exp(e) - 1) + e sqrt(2 T log(2 / delta)). The paper's sigma is over min(S1 / b, S2).
+        Guarantees: none. It takes half the sensitivity where the second clip is active, and amplification by q and
+        the Gaussian mechanism's formula beyond epsilon 1, where neither holds.
+        Edge cases: None for one choice a round, of which the paper does not speak.
+        Source: dp-selection-wide-networks, Theorem 3 and its proof.
+        """
+        if plan.select_per != "step":
+            return None
+        steps, rate = rounds * plan.steps, plan.sampling_rate
+        first = plan.clip_norm / (rate * declared_size)
+        theirs = min(first, plan.second_clip_norm) if plan.second_clip_norm else first
+        sigma = plan.noise_multiplier * self.sensitivity(plan, declared_size) / theirs
+        part = min(delta / (4 * rate * steps), 0.5)
+        one = rate * (self.published_selection_epsilon(plan, part) + math.sqrt(2 * math.log(1.25 / part)) / sigma)
+        if one > 700:
+            return math.inf
+        return steps * one * math.expm1(one) + one * math.sqrt(2 * steps * math.log(2 / delta))
+
     def sensitivity(self, plan: "RoundPlan", declared_size: int) -> float:
         """Return how far a record moves the chosen coordinates of the mean, after the second clip.
 

@@ -35,11 +35,20 @@ def charts(runs: Sequence[RunSummary]) -> list[Chart]:
         Series(f"planned {words.epsilon(plan)}", [Point(one.number, plan, "") for one in longest], 0) for plan in plans
     ]
     spent = "Largest over the sites, all rounds so far."
+    if all(run.has_loss_alone for run in runs):
+        before = f" {words.loss(runs[0].initial_loss)} before training." if len(runs) == 1 else ""
+        axis = Axis("test loss", words.loss, from_zero=False)
+        quality = [
+            _round_chart(runs, "Test loss", f"After each round.{before}", lambda one: one.loss, words.loss, axis)
+        ]
+    else:
+        title, note = "Test accuracy", f"After each round.{start}"
+        quality = [
+            _round_chart(runs, title, note, lambda one: one.accuracy, words.percent, accuracy),
+            _price_chart(runs, accuracy),
+        ]
     return [
-        _round_chart(
-            runs, "Test accuracy", f"After each round.{start}", lambda one: one.accuracy, words.percent, accuracy
-        ),
-        _price_chart(runs, accuracy),
+        *quality,
         _round_chart(runs, "Epsilon spent", spent, lambda one: one.epsilon, words.epsilon, epsilon, planned),
         _density_chart(runs, density),
         _traffic_chart(runs, "Uplink", lambda one: one.uplink, lambda one: one.dense_uplink),

@@ -138,7 +138,9 @@ def _tiles(run: RunSummary) -> str:
     share = run.epsilon / run.planned_epsilon if run.private and run.epsilon and run.planned_epsilon else None
     return "".join(
         [
-            _tile(run, "Test accuracy", words.percent(run.accuracy), before, run.accuracy),
+            _tile(run, "Test loss", words.loss(run.loss), f"{words.loss(run.initial_loss)} before training", None)
+            if run.has_loss_alone
+            else _tile(run, "Test accuracy", words.percent(run.accuracy), before, run.accuracy),
             _tile(run, "Epsilon spent", spent, plan, share),
             _traffic_tile(run, "Uplink", run.uplink, run.dense_uplink),
             _traffic_tile(run, "Downlink", run.downlink, run.dense_downlink),

@@ -34,6 +34,9 @@ def privacy_details(run: RunSummary) -> Statement:
         ("Method", words.method(run)),
         ("Accountant", f"{run.accountant}; noise multiplier {noise}"),
     ]
+    if run.published_epsilon is not None:
+        theirs = f"the paper's own would say epsilon {run.published_epsilon:.4g}; not a guarantee"
+        statement.append(("Published accounting", theirs))
     if run.audit is not None:
         proved = f"proved an epsilon of at least {run.audit.lower_bound:.2f}"
         claim = f"of the {words.epsilon(run.audit.claimed_epsilon)} claimed (95 % confidence)"

@@ -38,6 +38,7 @@ class RoundSummary:
     rejections: tuple[Rejection, ...]
     abandoned: bool
     accuracy: float | None
+    loss: float | None
     epsilon: float | None
     uplink: PartBytes
     downlink: PartBytes
@@ -91,10 +92,13 @@ class RunSummary:
     neighbours: str
     sites: int
     planned_epsilon: float | None
+    published_epsilon: float | None
     delta: float | None
     initial_accuracy: float | None
+    initial_loss: float | None
     rounds: tuple[RoundSummary, ...]
     accuracy: float | None
+    loss: float | None
     epsilon: float | None
     uplink: int
     downlink: int
@@ -104,6 +108,11 @@ class RunSummary:
     seconds: float
     site_summaries: tuple[SiteSummary, ...]
     audit: AuditSummary | None
+
+    @property
+    def has_loss_alone(self) -> bool:
+        """Whether its targets are numbers: they have no accuracy, and the loss speaks."""
+        return self.accuracy is None and self.loss is not None
 
     @property
     def label(self) -> str:
@@ -183,10 +192,13 @@ def _run(folder: Path, start: Event, round_events: Sequence[Event], end: Event |
         neighbours=str(start["neighbours"]),
         sites=int(start["sites"]),
         planned_epsilon=_number(start["planned_epsilon"]),
+        published_epsilon=_number(start.get("published_epsilon")),
         delta=_number(start["config"].get("delta")),
         initial_accuracy=_number(start["initial_accuracy"]),
+        initial_loss=_number(start.get("initial_loss")),
         rounds=rounds,
         accuracy=_number(totals["accuracy"]),
+        loss=_number(totals.get("loss")),
         epsilon=_number(totals["epsilon"]),
         uplink=_total(totals["uplink"]),
         downlink=_total(totals["downlink"]),
@@ -203,6 +215,7 @@ def _totals(rounds: Sequence[RoundSummary], initial_accuracy: float | None) -> E
     """Return what the ``end`` event would say if the run had ended here, except for the sites."""
     return {
         "accuracy": next((one.accuracy for one in reversed(rounds) if one.accuracy is not None), initial_accuracy),
+        "loss": next((one.loss for one in reversed(rounds) if one.loss is not None), None),
         "epsilon": next((one.epsilon for one in reversed(rounds) if one.epsilon is not None), None),
         "uplink": sum(one.uplink.total for one in rounds),
         "downlink": sum(one.downlink.total for one in rounds),
@@ -243,6 +256,7 @@ def _round(event: Event) -> RoundSummary:
         rejections=tuple(Rejection(str(one["site"]), str(one["reason"])) for one in event["rejections"]),
         abandoned=bool(event["abandoned"]),
         accuracy=_number(event["accuracy"]),
+        loss=_number(event.get("loss")),
         epsilon=_number(event["epsilon"]),
         uplink=_part_bytes(event["uplink"]),
         downlink=_part_bytes(event["downlink"]),

@@ -77,6 +77,11 @@ def against_dense(cost: int, dense: int) -> str:
     return f"{ratio:.3g}x less than dense" if ratio > 1 else f"{1 / ratio:.3g}x more than dense"
 
 
+def loss(value: float | None) -> str:
+    """Return a loss with four digits."""
+    return NONE if value is None else f"{value:.4g}"
+
+
 def spent(run: RunSummary) -> str:
     """Return the epsilon spent; only a run without rounds has spent nothing, a missing figure is not a zero."""
     if run.epsilon is None:
@@ -107,6 +112,8 @@ def guarantee(run: RunSummary) -> str:
 def headline(run: RunSummary) -> str:
     """Sum a run up: accuracy, privacy, bytes."""
     accuracy = "No accuracy measured" if run.accuracy is None else f"{percent(run.accuracy)} test accuracy"
+    if run.has_loss_alone:
+        accuracy = f"Test loss {loss(run.loss)}"
     label = "" if run.private else "Not private: "
     so_far = "" if run.finished else f" so far ({run.progress})"
     traffic = f"uplink {in_bytes(run.uplink)}, {against_dense(run.uplink, run.dense_uplink)}"
