@@ -259,8 +259,8 @@ MUTANTS = (
     ),
     Mutant(
         "amplified as if sampling hid more",
-        "common/amplification.py",
-        (("terms[1:] += math.log(3)", "terms -= math.log(3)"),),
+        "common/renyi.py",
+        (("logs += np.where(terms >= 3, math.log(factor), 0.0)", "logs -= math.log(3)"),),
         "tests/common/test_amplification.py",
     ),
 )
