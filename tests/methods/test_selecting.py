@@ -269,10 +269,9 @@ def test_compressive_learns_a_regression_and_uploads_its_measurements_alone(tmp_
 
 
 def test_regression_under_every_other_kind_of_upload(tmp_path: Path) -> None:
+    settings = {"density_schedule": "constant", "final_density": 0.5, "learning_rate": 1.0, "pick_epsilon": 2.0}
     for method in ("random", "select-exponential"):
-        run = _regression(
-            tmp_path / method, method, density_schedule="constant", learning_rate=0.5, pick_epsilon=2.0, rounds=15
-        )
+        run = _regression(tmp_path / method, method, rounds=15, **settings)
         assert run["end"]["loss"] < 0.5 * run["start"]["initial_loss"]
 
 
