@@ -127,7 +127,9 @@ def test_standardised_gradients_are_clipped_after_they_are_standardised(scale: f
 
 
 def plan_after(rounds: int, **changes: object) -> RoundPlan:
-    return small_plan(60, round=rounds + 1, steps=3, learning_rate=0.25, reference_digest="0" * 16, **changes)
+    return small_plan(
+        60, round=rounds + 1, steps=3, learning_rate=0.25, reference_digest="0" * 16, method="importance", **changes
+    )
 
 
 def test_alpha_is_the_mean_released_gradient_and_restoring_undoes_standardising() -> None:
@@ -219,6 +221,7 @@ def test_a_late_joiner_gets_the_reference_once() -> None:
             model_digest=downlink.digest,
             model_step=downlink.step,
             reference_digest=downlink.reference_digest,
+            method="importance",
         )
         downlink.use_mask(plan.mask)
         data = downlink.bytes_for(site)
