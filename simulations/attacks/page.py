@@ -28,8 +28,8 @@ def write_page(experiment: Experiment, results: Results, out: Path, destination:
     body = f'<div class="charts">{"".join(_charts(experiment, results))}</div>'
     body += section("Figures", _table(experiment, results))
     for level, cases in _by_level(experiment).items():
-        body += section(f"Pictures: {level}", _sheet(experiment, cases, out))
-    footer = f"{experiment.source}. Means over {len(experiment.seeds)} seeds; pictures of seed {experiment.seeds[0]}."
+        body += section(f"Pictures: {level}", _sheet(experiment, results, cases, out))
+    footer = f"{experiment.source}. Means over the seeds that were measured; pictures of seed {experiment.seeds[0]}."
     headline = "What an attacker makes of the releases of sites of one record each, asked for one step by a real plan"
     destination.parent.mkdir(parents=True, exist_ok=True)
     destination.write_text(document("Attack", experiment.title, headline, body, footer), encoding="utf-8")
@@ -95,18 +95,22 @@ def _table(experiment: Experiment, results: Results) -> str:
     return table(head, rows, word_columns=1)
 
 
-def _sheet(experiment: Experiment, cases: Sequence[Case], out: Path) -> str:
-    """Return rows of pictures: what the sites hold, then what was found at each density."""
+def _sheet(experiment: Experiment, results: Results, cases: Sequence[Case], out: Path) -> str:
+    """Return rows of pictures: what the sites hold, then what was found at each density.
+
+    Pictures of an attack with other settings than today's may still lie there: only those of a result count.
+    """
     rows: list[tuple[str, NDArray[np.float32]]] = []
     for case in cases:
-        folder = Task(experiment, case, experiment.seeds[0]).folder(out)
-        if (folder / PICTURES).is_file():
+        seed = experiment.seeds[0]
+        folder = Task(experiment, case, seed).folder(out)
+        if results.find(experiment, case, seed) is not None and (folder / PICTURES).is_file():
             pictures = Inversion.load(folder)
             if not rows:
                 rows.append(("the site's pictures", pictures.originals))
             rows.append((f"density {_density(case):g}", pictures.found))
     if not rows:
-        return "<p>No pictures were kept: remove the results and run the attack again.</p>"
+        return "<p>No pictures yet.</p>"
     lines = []
     for title, pictures_of_row in rows:
         images = "".join(

@@ -18,10 +18,13 @@ from simulations import cli
 from simulations.attacks import canaries, pictures
 from simulations.attacks.inversion import InversionSettings, invert_releases
 from simulations.attacks.linear import LinearSettings, attack_releases, bound, solve
-from simulations.attacks.page import data_uri
+from simulations.attacks.page import data_uri, write_page
 from simulations.attacks.settings import as_mapping, parse_settings
 from simulations.attacks.victim import Release
+from simulations.experiments.definition import find, load
 from simulations.experiments.measures import MEASURES
+from simulations.experiments.results import Results
+from simulations.experiments.runner import RESULTS
 
 
 def _mse(density: float, noise: float, smoothness: float, clip_norm: float = 10.0) -> float:
@@ -124,6 +127,11 @@ def test_the_command_writes_a_page_with_the_pictures(tmp_path: Path, capsys: pyt
     assert not re.search(r"https?://|@import|url\(|<script|<link", page)
     assert cli.main(arguments) == 0
     assert "12 of 12 runs were done already" in capsys.readouterr().out
+    with Results(
+        tmp_path / "quick" / RESULTS
+    ) as results:  # the full attack has other settings: these are not its pictures
+        write_page(load(find("linear")), results, tmp_path / "quick", tmp_path / "other.html")
+    assert "<img " not in (tmp_path / "other.html").read_text()
 
 
 class _Words(nn.Module):
