@@ -82,8 +82,10 @@ def _odds(run: RunSummary) -> str:
     if run.epsilon is None or not math.isfinite(run.epsilon) or run.delta is None:
         return "How much that is cannot be said yet."
     epsilon = float(words.epsilon(run.epsilon))
-    factor = f"{math.ceil(math.exp(epsilon)):,}" if epsilon > 3 else f"{math.ceil(100 * math.exp(epsilon)) / 100:g}"
-    factor = f"e^{epsilon:g}" if epsilon > 20 else factor
+    if epsilon > 20:
+        factor = f"e^{epsilon:g}"
+    else:
+        factor = f"{math.ceil(math.exp(epsilon)):,}" if epsilon > 3 else f"{math.ceil(100 * math.exp(epsilon)) / 100:g}"
     weak = " That is a weak promise." if epsilon > _WEAK else ""
     return (
         f"Whoever has seen all of it can change the odds that one {run.privacy_unit} took part by a factor of at most "
