@@ -129,7 +129,7 @@ def test_strangers_are_refused(running: Running, tmp_path: Path) -> None:
             httpx.get(f"http://{address}/health")
     with pytest.raises(DeploymentError, match="not of the given CA"):
         SuperLink(running.processes.address, others.ca).runs()
-    assert {node.status for node in running.processes.link.nodes()} == {"online"}
+    assert {node.name for node in running.processes.link.nodes()} == {"site-1", "site-2"}
 
 
 def test_sites_reach_nothing_of_the_superlink_but_what_is_for_them(running: Running) -> None:
