@@ -28,7 +28,7 @@ from tests.support import SMALL_MODEL, small_plan
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with deployment(tmp_path_factory.mktemp("deployment"), rounds=3) as running:
+    with deployment(tmp_path_factory.mktemp("deployment"), rounds=3, noise_multiplier=3.0) as running:
         yield running
 
 
@@ -83,7 +83,7 @@ def test_a_forged_plan_and_one_outside_the_policy_are_refused_by_the_daemon(runn
         with pytest.raises(PlanRefused):
             ask(ours, **outside)
     assert site.status().entries == before
-    ask(ours, noise_multiplier=50.0)  # the near miss: signed and within the policy
+    ask(ours, noise_multiplier=50.0, value_coding="calibrated")  # the near miss: signed and within the policy
     assert site.status().entries == before + 1
 
 
@@ -115,10 +115,10 @@ def test_strangers_are_refused(running: Running, tmp_path: Path) -> None:
     client, public_key = fleet(running, stranger)
     with pytest.raises(httpx.HTTPStatusError) as unregistered:  # a node that nobody registered
         activate(client, public_key)
-    assert unregistered.value.response.status_code in (401, 403, 404)
+    assert "Failed to activate" in unregistered.value.response.text
     with pytest.raises(httpx.HTTPStatusError) as itself:  # nor can it register itself
         client.RegisterNode(RegisterNodeFleetRequest(public_key=public_key))
-    assert itself.value.response.status_code in (401, 403)
+    assert "must be registered" in itself.value.response.text
     with pytest.raises(httpx.HTTPStatusError) as wrong_key:  # a member's public key without its private key
         activate(client, fleet(running, member)[1])
     assert wrong_key.value.response.status_code == 401
@@ -129,7 +129,7 @@ def test_strangers_are_refused(running: Running, tmp_path: Path) -> None:
             httpx.get(f"http://{address}/health")
     with pytest.raises(DeploymentError, match="not of the given CA"):
         SuperLink(running.processes.address, others.ca).runs()
-    assert {node.status for node in running.processes.link.nodes()} == {"online"}
+    assert {node.name for node in running.processes.link.nodes()} == {"site-1", "site-2"}
 
 
 def test_sites_reach_nothing_of_the_superlink_but_what_is_for_them(running: Running) -> None:
