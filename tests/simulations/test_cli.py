@@ -83,7 +83,14 @@ def test_what_a_site_says_is_no_markup(capsys: pytest.CaptureFixture[str]) -> No
     from simulations.run import config_with
 
     parts = {"index": 0, "values": 0, "header": 0, "framing": 1}
-    figures = {"accuracy": None, "epsilon": 1.0, "bits_per_value": 3.1, "bits_per_parameter": 1.5, "dense_uplink": 4}
+    figures = {
+        "accuracy": None,
+        "loss": None,
+        "epsilon": 1.0,
+        "bits_per_value": 3.1,
+        "bits_per_parameter": 1.5,
+        "dense_uplink": 4,
+    }
     rejections = [{"site": 1, "reason": "cannot read [/data/x.npz]"}]
     event = {"event": "round", "round": 1, "uplink": parts, "rejections": rejections, "abandoned": False, "admitted": 0}
     with RunDisplay(config_with({})) as display:
