@@ -358,7 +358,8 @@ class SparseDpStrategy(Strategy):
             dense_downlink=traffic.round_downlink.dense,
             bits_per_parameter=_bits(traffic.round_uplink.parts.total, mask.size * len(current.cohort)),
             bits_per_value=_bits(
-                sum(admitted.parts.values for admitted in current.admitted.values()), mask.kept * len(current.admitted)
+                sum(admitted.parts.values for admitted in current.admitted.values()),
+                sum(admitted.values.size for admitted in current.admitted.values()),
             ),
             sites=[
                 [site, *astuple(parts.uplink), *astuple(parts.downlink)]

@@ -16,6 +16,7 @@ from client.mechanisms.upload import Upload
 from client.policy import SitePolicy
 from client.randomness import OsRandomness
 from client.site import Guard, Site, Workbench
+from common import coding
 from common.accounting import epsilon_of
 from common.broadcast import digest_of, encode_floats, encode_mask, encode_reference
 from common.coding import Values
@@ -283,12 +284,14 @@ def events_of(folder: Path, kind: str) -> list[Event]:
 def test_byte_counters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     received: list[int] = []
+    values: list[int] = []
     train = Site.train
 
     def counted(self: Site, plan: bytes, model: bytes, *rest: Any) -> bytes:
         release = train(self, plan, model, *rest)
         sent.append(len(release))
         received.append(len(plan) + len(model))
+        values.append(coding._HEADER.unpack_from(release)[9])
         return release
 
     monkeypatch.setattr(client.site.Site, "train", counted)
@@ -299,6 +302,9 @@ def test_byte_counters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert parts["index"] + parts["values"] + parts["header"] == sum(counted_bytes)
         assert 0 < parts["framing"] < 12 * 1000
     assert (end["uplink"]["index"] > 0) == (METHODS[name].uploads == "indices and values")
+    for number, event in enumerate(events_of(result.folder, "round")):
+        released = sum(values[3 * number : 3 * number + 3])
+        assert event["bits_per_value"] == pytest.approx(8 * event["uplink"]["values"] / released, abs=1e-4)
 
 
 @every_method
