@@ -185,7 +185,15 @@ def start_ray(address: str | None) -> bool:
     """Start Ray, or join the cluster at ``address``; false where it runs already, and is somebody else's to stop."""
     if ray.is_initialized():
         return False
-    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    for tries_left in (2, 1, 0):
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            break
+        except Exception as error:
+            # Ray gives its own processes 30 seconds to start, which is too little on a busy machine.
+            if "timed out" not in str(error).lower() or not tries_left:
+                raise
+            ray.shutdown()
     return True
 
 
