@@ -44,6 +44,6 @@ def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
         parts.append(f'<g class="{colour_class(series.colour)}">{key}{text}</g>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}"><title>{escape(title)}</title><desc>{escape(note)}</desc><style>{_STYLE}</style>'
-        f"{''.join(parts)}</svg>\n"
+        f'viewBox="0 0 {width:g} {height:g}"><title>{escape(title)}</title><desc>{escape(note)}</desc>'
+        f"<style>{_STYLE}</style>{''.join(parts)}</svg>\n"
     )
