@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from client.memory import keep_freed_memory
 from common.errors import FedsieveError, RunFolderError
 from simulations.experiments.definition import Case, Experiment
 from simulations.experiments.measures import MEASURES, Figures, Progress, Settings
@@ -227,6 +228,7 @@ def _measure(measure: str, settings: Settings, seed: int, folder: Path, progress
 
 
 def _measure_remotely(name: str, task: PlainTask, board: Any) -> Figures:
+    keep_freed_memory()
     said = 0.0
 
     def progress(share: float) -> None:
