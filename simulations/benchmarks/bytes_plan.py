@@ -25,6 +25,7 @@ FAMILIES = (
 )
 OURS = FAMILIES[-1]
 _DENSITIES = (0.5, 0.3, 0.1)
+_CURVE_POINTS = 40  # at least so many of a run's rounds are evaluated: enough to draw a curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def _run(
         "epsilon": setting.epsilon,
         **system.changes,
         "seed": seed,
-        "evaluate-every": 1,  # the curves need every round
+        "evaluate-every": max(1, int(changes.get("rounds", 0)) // _CURVE_POINTS),
         "out": str(out),
         "name": _slug(f"{setting.title} {system.name} seed{seed}" + (f" {recipe}" if seed == SEARCH_SEED else "")),
     }
