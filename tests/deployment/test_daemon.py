@@ -27,8 +27,8 @@ from client.randomness import OsRandomness
 from client.remote import RemoteSite
 from client.service import Daemon
 from client.site import Guard, Site, Workbench
-from common.accounting import Charge
 from common.broadcast import encode_held
+from common.charges import Charge
 from common.errors import ConfigError, ModelMissing, PlanRefused, SiteUnreachable, WireError
 from common.models import initial_vector
 from common.records import Introduction, ModelWanted, Refusal, Release, Request, parse_answer
