@@ -38,6 +38,7 @@ from tests.support import SMALL_MODEL, site_data, small_dataset, small_request
 DATA = small_dataset()
 START = initial_vector(SMALL_MODEL, 3)
 ROUND = {"sampling_rate": 0.1, "steps": 4, "noise_multiplier": 1.0}
+STEPS = 1000  # of a round that takes seconds: time to strike in the middle of it
 
 
 def request(round_number: int = 1, **changes: object) -> tuple[bytes, bytes, bytes]:
@@ -252,7 +253,7 @@ def in_the_middle_of_training(access: Access, strike: Callable[[], None]) -> Exc
 
     def ask() -> None:
         try:
-            RemoteSite(access).train(*request(1, steps=5000, noise_multiplier=100.0))
+            RemoteSite(access).train(*request(1, steps=STEPS, noise_multiplier=100.0))
         except Exception as error:
             failures.append(error)
 
@@ -271,17 +272,17 @@ def in_the_middle_of_training(access: Access, strike: Callable[[], None]) -> Exc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_daemon_struck_in_the_middle_of_a_round_has_charged_and_not_released(tmp_path: Path, number: int) -> None:
     access = Access(address=f"unix:{tmp_path}/site.sock")
-    with process(tmp_path, access.address, 5000) as daemon:
+    with process(tmp_path, access.address, STEPS) as daemon:
         failure = in_the_middle_of_training(access, lambda: os.kill(daemon.pid, number))
         assert isinstance(failure, SiteUnreachable)
         assert daemon.wait(60) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
     ledger = Ledger(tmp_path / "ledger")
     (entry,) = ledger.entries()
-    assert entry.charge == Charge(100.0, 0.1, 5000) and ledger.release_of(entry) is None
+    assert entry.charge == Charge(100.0, 0.1, STEPS) and ledger.release_of(entry) is None
     ledger.close()
     # The same round, asked again after the restart, is carried out under the same charge.
-    with process(tmp_path, access.address, 5000):
+    with process(tmp_path, access.address, STEPS):
         site = RemoteSite(access)
-        first = site.train(*request(1, steps=5000, noise_multiplier=100.0))
-        assert site.train(*request(1, steps=5000, noise_multiplier=100.0)) == first
+        first = site.train(*request(1, steps=STEPS, noise_multiplier=100.0))
+        assert site.train(*request(1, steps=STEPS, noise_multiplier=100.0)) == first
         assert site.status().entries == 1

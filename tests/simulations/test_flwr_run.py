@@ -19,6 +19,8 @@ from simulations.run import Engine, config_of_run, config_with, simulate
 PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
+pytestmark = pytest.mark.xdist_group("ray")  # that of Flower's own engine
+
 
 @pytest.fixture
 def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
