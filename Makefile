@@ -1,6 +1,7 @@
 # Each target sets up .venv by itself. Nothing here needs more than Python 3.11, make and pip.
 PYTHON ?= python3
 BIN := .venv/bin
+JOBS ?= 2
 READY := .venv/ready
 
 # No target of ours phones home, checks for updates or installs anything while it runs.
@@ -19,8 +20,9 @@ help:  ## show this list
 demo: $(READY)  ## a real private federated run on the data that ships here, with a report
 	$(BIN)/fedsieve simulate
 
-test: $(READY) lint  ## every test
-	$(BIN)/python -m pytest
+# Tests of a group (those with Ray, those of one deployment) follow each other in one process; the others go anywhere.
+test: $(READY) lint  ## every test, two at a time; JOBS=4 for more
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 test-browser: $(READY)  ## reports and live view in a real Chromium
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
