@@ -22,11 +22,10 @@ BIN = Path(sys.executable).parent
 pytestmark = pytest.mark.xdist_group("ray")  # that of Flower's own engine
 
 
-@pytest.fixture
-def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Give Flower a home of its own, keep it offline, and stop the SuperLink that it leaves running."""
-    home = tmp_path / "flower"
-    home.mkdir()
+    home = tmp_path_factory.mktemp("flower")
     ports = [str(port) for port in free_ports(2)]  # the usual ones may belong to somebody else's SuperLink
     yield {
         **os.environ,
@@ -34,7 +33,7 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
         "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
-        "FEDSIEVE_CACHE": str(tmp_path / "cache"),
+        "FEDSIEVE_CACHE": str(home / "cache"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
