@@ -20,9 +20,9 @@ help:  ## show this list
 demo: $(READY)  ## a real private federated run on the data that ships here, with a report
 	$(BIN)/fedsieve simulate
 
-# Tests of a group (those with Ray, those of one deployment) follow each other in one process; the others go anywhere.
+# The tests of a file follow each other in one process: they may share what is slow to set up.
 test: $(READY) lint  ## every test, two at a time; JOBS=4 for more
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-browser: $(READY)  ## reports and live view in a real Chromium
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \

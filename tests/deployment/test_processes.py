@@ -25,8 +25,6 @@ from deployment.superlink import SuperLink
 from tests.deployment.running import PROJECT, Running, deployment, wait_until
 from tests.support import SMALL_MODEL, small_plan
 
-pytestmark = pytest.mark.xdist_group("deployment")  # one worker: they share the processes
-
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:

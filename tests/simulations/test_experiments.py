@@ -258,7 +258,6 @@ def test_a_file_that_is_no_results_is_refused(tmp_path: Path) -> None:
         Results(path)
 
 
-@pytest.mark.xdist_group("ray")
 def test_many_at_a_time_on_ray_give_the_same_results(tmp_path: Path) -> None:
     experiment = load(_file(tmp_path))
     words = ("eps8", "seed 1")

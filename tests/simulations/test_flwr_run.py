@@ -19,8 +19,6 @@ from simulations.run import Engine, config_of_run, config_with, simulate
 PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
-pytestmark = pytest.mark.xdist_group("ray")  # that of Flower's own engine
-
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:

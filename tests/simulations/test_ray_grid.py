@@ -14,8 +14,6 @@ from simulations.ray_grid import RayGrid, assign
 from simulations.run import Engine, simulate
 from tests.support import small_config, small_dataset
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 def test_work_is_given_out_longest_first() -> None:
     assert assign([5, 1, 9, 3, 3], 2) == [[2, 1], [0, 3, 4]]

@@ -26,7 +26,6 @@ def events_of(result: RunResult, kind: str) -> list[Event]:
     return [event for event in read_events(result.folder / "run.jsonl") if event["event"] == kind]
 
 
-@pytest.mark.xdist_group("ray")
 def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_actors(tmp_path: Path) -> None:
     config = small_config(tmp_path, cohort=5, client_momentum=0.5)
     models = [simulate(config, engine).model for engine in (IN_PROCESS, Engine(actors=1), Engine(actors=3))]
