@@ -1,6 +1,8 @@
 """What holds for every test."""
 
 import os
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,3 +17,17 @@ _LONGEST = ("test_processes.py", "test_ray_grid.py", "test_enforcement.py", "tes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no worker is left alone with it at the end."""
     items.sort(key=lambda item: item.path.name not in _LONGEST)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folder_for_ray() -> Iterator[None]:
+    """Keep the Ray of these tests apart: it joins any cluster whose address is in its folder, which others share.
+
+    Below /tmp, as Ray's own folder is: the names of its sockets may not be long.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        patched.setenv("RAY_TMPDIR", folder)
+        yield
