@@ -1,7 +1,6 @@
 # Each target sets up .venv by itself. Nothing here needs more than Python 3.11, make and pip.
 PYTHON ?= python3
 BIN := .venv/bin
-JOBS ?= 2
 READY := .venv/ready
 
 # No target of ours phones home, checks for updates or installs anything while it runs.
@@ -20,9 +19,8 @@ help:  ## show this list
 demo: $(READY)  ## a real private federated run on the data that ships here, with a report
 	$(BIN)/fedsieve simulate
 
-# The tests of a file follow each other in one process: they may share what is slow to set up.
-test: $(READY) lint  ## every test, two at a time; JOBS=4 for more
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test: $(READY) lint  ## every test
+	$(BIN)/python -m pytest
 
 test-browser: $(READY)  ## reports and live view in a real Chromium
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \

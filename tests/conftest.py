@@ -10,14 +10,6 @@ import pytest
 # more than it computes, and where other work runs every operation waits for it. Said before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Files that take longest, mostly waiting for processes that they start.
-_LONGEST = ("test_processes.py", "test_ray_grid.py", "test_enforcement.py", "test_daemon.py", "test_flwr_run.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that no worker is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _folder_for_ray() -> Iterator[None]:
