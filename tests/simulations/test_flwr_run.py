@@ -20,10 +20,11 @@ PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-@pytest.fixture(scope="module")
-def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Give Flower a home of its own, keep it offline, and stop the SuperLink that it leaves running."""
-    home = tmp_path_factory.mktemp("flower")
+    home = tmp_path / "flower"
+    home.mkdir()
     ports = [str(port) for port in free_ports(2)]  # the usual ones may belong to somebody else's SuperLink
     yield {
         **os.environ,
@@ -31,7 +32,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
-        "FEDSIEVE_CACHE": str(home / "cache"),
+        "FEDSIEVE_CACHE": str(tmp_path / "cache"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
