@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.chain import Chain, Head, release_hash, remember
-from common.accounting import Charge, History, merged
+from common.charges import Charge, History, merged
 from common.errors import AccountingError, LedgerError
 from common.plan import RoundPlan
 

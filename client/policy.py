@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from common.accounting import AccountantName, History, PrivacyUnit, epsilon_of
+from common.accountants import AccountantName
+from common.accounting import epsilon_of
+from common.charges import History, PrivacyUnit
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, PlanRefused
 from common.methods import METHODS

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin
 
-from common.accounting import AccountantName, PrivacyUnit
+from common.accountants import AccountantName
+from common.charges import PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
 from common.methods import Method, method_of

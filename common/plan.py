@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from common.accounting import Charge, PrivacyUnit
+from common.charges import Charge, PrivacyUnit
 from common.coding import IndexCoding, ValueCoding
 from common.errors import ConfigError, WireError
 from common.mask import MaskSpec

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from common import datasets, models
-from common.accounting import PrivacyUnit, neighbours_of
+from common.charges import PrivacyUnit, neighbours_of
 from common.coding import PartBytes, Values
 from common.config import RunConfig
 from common.errors import ModelError
@@ -35,7 +35,8 @@ from server.planning import run_noise_multiplier, sample_plan
 from server.privacy import PrivacyAccount
 from server.runfolder import RunFolder
 from server.runlog import Event, Listener, RunLog
-from server.strategy import ServerState, SiteCounts, SparseDpStrategy
+from server.state import ServerState, SiteCounts
+from server.strategy import SparseDpStrategy
 from server.traffic import Traffic
 
 app = ServerApp()
@@ -131,7 +132,7 @@ def run(
             randomness=randomness,
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
-        return _finish(log, folder, config, policy, state, strategy, strategy.result(), evaluate)
+        return _finish(log, folder, config, policy, state, members, strategy.result(), evaluate)
     finally:
         log.close()
 
@@ -281,7 +282,7 @@ def _finish(
     config: RunConfig,
     policy: MethodPolicy,
     state: ServerState,
-    strategy: SparseDpStrategy,
+    members: list[Member],
     model: Values,
     evaluate: Callable[[Values], Score | None],
 ) -> RunResult:
@@ -303,7 +304,7 @@ def _finish(
         total_saving=state.traffic.total_saving,
         total_density=float(np.mean(kept)) / model.size,
         seconds=round(state.seconds, 3),
-        sites=strategy.site_table(),
+        sites=state.site_table(members, private=config.is_private),
     )
     return RunResult(
         folder=folder.path,

@@ -1,6 +1,7 @@
 """Plans of a run's rounds, and the noise with which all of them together meet the budget."""
 
-from common.accounting import Charge, History, calibrate, epsilon_of, merged
+from common.accounting import calibrate, epsilon_of
+from common.charges import Charge, History, merged
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.mask import MaskSpec

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.accounting import AccountantName, Charge, epsilon_of, epsilons_of, merged
+from common.accountants import AccountantName
+from common.accounting import epsilon_of, epsilons_of
+from common.charges import Charge, merged
 
 
 @dataclass(slots=True)

@@ -1,12 +1,9 @@
 """The Flower Strategy: glue between Flower's rounds and the parts of the server."""
 
 import math
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from logging import INFO
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,68 +11,26 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.accounting import Charge
-from common.coding import PartBytes, Values
+from common.charges import Charge
+from common.coding import Values
 from common.config import RunConfig
 from common.errors import FederationError
 from common.mask import Indices
 from common.plan import RoundPlan
 from common.randomness import RoundRandomness
-from common.records import Request, message_bytes
 from common.signing import PlanSigner
-from server.admission import AdmittedUpdate, Rejection, admit, wants_model
-from server.aggregate import ModelAverage, ServerOptimizer, noisy_mean
+from server.aggregate import noisy_mean
 from server.downlink import Downlink
 from server.evaluation import Score
 from server.federation import Member, draw_cohort, draw_secret_cohort
-from server.grid import is_away
+from server.messages import RoundMessages
 from server.methods.policy import MethodPolicy
+from server.open_round import OpenRound
 from server.planning import round_plan
-from server.privacy import PrivacyAccount
 from server.runlog import RunLog
-from server.traffic import Traffic
+from server.state import ServerState
 
 _MODEL_ARRAY = "model"
-_LEAST_SHARE = 0.2  # of a round's time, for a site that is asked once more
-_PATIENCE = 90.0  # seconds for a node to come back that went away in the middle of a round
-
-
-@dataclass(slots=True)
-class SiteCounts:
-    """How often a site's replies were admitted and rejected; why it is asked no more, if it is not."""
-
-    admitted: int = 0
-    rejected: int = 0
-    dropped: str = ""
-
-
-@dataclass(slots=True)
-class ServerState:
-    """What changes from round to round, and must survive a restart."""
-
-    optimizer: ServerOptimizer
-    average: ModelAverage
-    privacy: PrivacyAccount
-    traffic: Traffic
-    # Tells this run from an earlier one of the same name, of which sites may remember the rounds.
-    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
-    rounds_done: int = 0
-    model_version: int = 0
-    seconds: float = 0.0
-    counts: dict[int, SiteCounts] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _OpenRound:
-    """What is known of a round between asking and aggregating."""
-
-    plan: RoundPlan
-    cohort: list[Member]
-    started: float
-    present: frozenset[int]  # nodes that were there when the round began
-    rejections: dict[int, Rejection] = field(default_factory=dict)
-    admitted: dict[int, AdmittedUpdate] = field(default_factory=dict)
-    abandoned: bool = False
 
 
 class SparseDpStrategy(Strategy):
@@ -103,7 +58,6 @@ class SparseDpStrategy(Strategy):
         self._members = members
         self._policy = policy
         self._downlink = downlink
-        self._signer = signer
         self._state = state
         self._log = log
         self._evaluate = evaluate
@@ -112,7 +66,10 @@ class SparseDpStrategy(Strategy):
         self._randomness = randomness(0)
         self._by_client = config.is_private and config.privacy_unit == "client"
         self._model = np.empty(0, np.float32)
-        self._open: _OpenRound | None = None
+        self._open: OpenRound | None = None
+        self._messages = RoundMessages(
+            downlink=downlink, signer=signer, traffic=state.traffic, round_deadline=config.round_deadline
+        )
 
     def summary(self) -> None:
         """Log what the run is, in one line."""
@@ -146,62 +103,9 @@ class SparseDpStrategy(Strategy):
             cohort = draw_secret_cohort(self._remaining(), self._config.cohort_rate, self._randomness)
         else:
             cohort = draw_cohort(self._remaining(), self._config.seed, server_round, self._config.cohort_size)
-        self._open = _OpenRound(plan, cohort, time.monotonic(), frozenset(grid.get_node_ids()))
+        self._open = OpenRound(plan, cohort, time.monotonic(), frozenset(grid.get_node_ids()))
         self._state.traffic.begin_round()
-        return self._address(self._open, cohort, self._config.round_deadline)
-
-    def _address(
-        self, current: _OpenRound, members: Sequence[Member], ttl: float, *, again: bool = False
-    ) -> list[Message]:
-        """Return the round's messages to ``members``; those who hold the same model share one content."""
-        plan = current.plan.to_bytes()
-        signature = b"" if self._signer is None else self._signer.sign(plan)
-        by_model: dict[int, list[Member]] = {}
-        for member in members:
-            by_model.setdefault(id(self._downlink.bytes_for(member.site)), []).append(member)
-        messages = []
-        for group in by_model.values():
-            model = self._downlink.bytes_for(group[0].site)
-            content = Request(plan, model, signature).to_content()
-            addressed = [Message(content, m.node_id, "train", ttl=ttl, group_id=str(current.plan.round)) for m in group]
-            # The content is the same for all of a group: what the first message costs, every one costs.
-            payload = self._downlink.parts_of(model) + PartBytes(header=len(plan) + len(signature))
-            framing = message_bytes(addressed[0]) - payload.total
-            for member in group:
-                self._state.traffic.sent(member.site, payload + PartBytes(framing=framing), again=again)
-            messages += addressed
-        return messages
-
-    def _answers_in_full(self, grid: Grid, replies: Iterable[Message], deadline: float) -> Iterator[Message]:
-        """Yield the replies, and those of sites that had to be asked once more.
-
-        These are sites that wanted the whole model, and sites whose node went away while they were asked: they may have
-        been charged, and give the same release for the same charge once the node is back.
-        """
-        current = self._open
-        assert current is not None
-        by_node = {member.node_id: member for member in current.cohort}
-        wanting: list[Member] = []
-        away: list[Member] = []
-        for reply in replies:
-            member = by_node.get(reply.metadata.src_node_id)
-            if member is not None and wants_model(reply):
-                self._state.traffic.received(member.site, PartBytes(framing=message_bytes(reply)), update=False)
-                self._downlink.forget(member.site)
-                wanting.append(member)
-            elif member is not None and member.node_id in current.present and is_away(reply):
-                away.append(member)
-            else:
-                yield reply
-        least = _LEAST_SHARE * self._config.round_deadline
-        back = _returned(grid, away, min(time.monotonic() + _PATIENCE, deadline - least)) if away else []
-        left = deadline - time.monotonic()
-        # With hardly any time left a site would train, and be charged, for an answer that comes too late.
-        if left <= least:
-            for member in wanting:
-                current.rejections[member.site] = Rejection("wanted the whole model too late in the round", spent=False)
-        elif wanting or back:
-            yield from grid.send_and_receive(self._address(current, [*wanting, *back], left, again=True), timeout=left)
+        return self._messages.address(self._open, cohort, self._config.round_deadline)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -209,18 +113,14 @@ class SparseDpStrategy(Strategy):
         """Admit or reject every reply, then move the model along the mean of the admitted updates."""
         current = self._open
         assert current is not None, "aggregate_train follows configure_train"
-        by_node = {member.node_id: member for member in current.cohort}
+        by_node = current.by_node
         for reply in replies:
             member = by_node.get(reply.metadata.src_node_id)
             if member is not None:  # Flower delivers replies of asked nodes only; anything else is not ours to count
-                self._take_reply(current, member, reply)
+                current.take_reply(member, reply, self._state.traffic)
         self._charge(current)
-        for site in current.rejections.keys() - current.admitted.keys():
-            self._counts(site).rejected += 1
-            if current.rejections[site].for_good:
-                self._counts(site).dropped = current.rejections[site].reason
+        current.count_in(self._state)
         for site in current.admitted:
-            self._counts(site).admitted += 1
             self._downlink.confirm(site)  # it has answered from the model of this round
         # How many were drawn is a secret where the unit is the client: then a round counts with however few.
         current.abandoned = not self._by_client and len(current.admitted) < self._config.min_cohort
@@ -237,7 +137,7 @@ class SparseDpStrategy(Strategy):
         self._state.average.add(model)
         return _record(model), None
 
-    def _mean(self, current: _OpenRound, members: Sequence[Member]) -> tuple[Indices, Values]:
+    def _mean(self, current: OpenRound, members: Sequence[Member]) -> tuple[Indices, Values]:
         """Return where the model moves and the mean update of the admitted ``members`` there.
 
         Noisy where the unit is the client.
@@ -260,23 +160,7 @@ class SparseDpStrategy(Strategy):
         noise = [plan.how.noise_std(plan, member.declared_size) for member in members]
         return math.hypot(*(w * s for w, s in zip(weights, noise, strict=True))) / sum(weights)
 
-    def _take_reply(self, current: _OpenRound, member: Member, reply: Message) -> None:
-        verdict = admit(reply, current.plan, member.declared_size)
-        total = message_bytes(reply)
-        if isinstance(verdict, AdmittedUpdate):
-            parts = verdict.parts + PartBytes(framing=total - verdict.parts.total)
-        else:
-            parts = PartBytes(framing=total)
-        counts = isinstance(verdict, AdmittedUpdate) and member.site not in current.admitted
-        self._state.traffic.received(member.site, parts, update=counts)
-        if member.site in current.admitted:
-            current.rejections[member.site] = Rejection("a second reply to the same round")
-        elif isinstance(verdict, Rejection):
-            current.rejections[member.site] = verdict
-        else:
-            current.admitted[member.site] = verdict
-
-    def _charge(self, current: _OpenRound) -> None:
+    def _charge(self, current: OpenRound) -> None:
         """Charge every site that was asked, unless it said that it refused.
 
         Where the unit is the client every site is charged for every round: that it may have been drawn is what drawing
@@ -288,12 +172,9 @@ class SparseDpStrategy(Strategy):
             for member in self._members:
                 each_round = Charge(current.plan.noise_multiplier, self._config.cohort_rate, 1)
                 self._state.privacy.charge(member.site, each_round)
+        current.reject_silent(self._config.round_deadline)
         for member in current.cohort:
-            if member.site not in current.admitted and member.site not in current.rejections:
-                current.rejections[member.site] = Rejection(f"no reply within {self._config.round_deadline:g} s")
-            rejection = current.rejections.get(member.site)
-            refused = rejection is not None and not rejection.spent and member.site not in current.admitted
-            if charge is not None and not refused:
+            if charge is not None and not current.has_refused(member.site):
                 self._state.privacy.charge(member.site, charge)
 
     def configure_evaluate(
@@ -323,9 +204,11 @@ class SparseDpStrategy(Strategy):
         arrays = initial_arrays
         for round_number in range(self._state.rounds_done + 1, num_rounds + 1):
             messages = self.configure_train(round_number, arrays, train_config or ConfigRecord(), grid)
+            assert self._open is not None
             deadline = time.monotonic() + timeout
             replies = grid.send_and_receive(messages, timeout=timeout)
-            aggregated, _ = self.aggregate_train(round_number, self._answers_in_full(grid, replies, deadline))
+            answers = self._messages.answers_in_full(self._open, grid, replies, deadline)
+            aggregated, _ = self.aggregate_train(round_number, answers)
             arrays = aggregated if aggregated is not None else arrays
             self._close_round(round_number, _vector(arrays))
         return Result(arrays=arrays)
@@ -338,33 +221,13 @@ class SparseDpStrategy(Strategy):
         seconds = time.monotonic() - current.started
         state.rounds_done = round_number
         state.seconds += seconds
-        mask, traffic = current.plan.mask, state.traffic
         self._log.write(
             "round",
-            round=round_number,
-            epoch=mask.epoch,
-            density=mask.kept / mask.size,
-            kept=mask.kept,
-            cohort=[member.site for member in current.cohort],
-            admitted=len(current.admitted),
-            rejections=[{"site": s, "reason": r.reason} for s, r in sorted(current.rejections.items())],
-            abandoned=current.abandoned,
+            **current.outcome(),
             accuracy=score.accuracy if score else None,
             loss=score.loss if score else None,
             epsilon=state.privacy.largest_epsilon() if config.is_private else None,
-            uplink=asdict(traffic.round_uplink.parts),
-            downlink=asdict(traffic.round_downlink.parts),
-            dense_uplink=traffic.round_uplink.dense,
-            dense_downlink=traffic.round_downlink.dense,
-            bits_per_parameter=_bits(traffic.round_uplink.parts.total, mask.size * len(current.cohort)),
-            bits_per_value=_bits(
-                sum(admitted.parts.values for admitted in current.admitted.values()),
-                sum(admitted.values.size for admitted in current.admitted.values()),
-            ),
-            sites=[
-                [site, *astuple(parts.uplink), *astuple(parts.downlink)]
-                for site, parts in sorted(traffic.round_sites.items())
-            ],
+            **current.bytes_spent(state.traffic),
             seconds=round(seconds, 3),
         )
         self._save(model)
@@ -375,7 +238,7 @@ class SparseDpStrategy(Strategy):
 
     def _remaining(self) -> list[Member]:
         """Return the members that have not refused the rest of the run; too few of them end it."""
-        remaining = [member for member in self._members if not self._counts(member.site).dropped]
+        remaining = [member for member in self._members if not self._state.counts_of(member.site).dropped]
         if len(remaining) < self._config.min_cohort:
             reasons = sorted({counts.dropped for counts in self._state.counts.values() if counts.dropped})
             raise FederationError(
@@ -386,43 +249,6 @@ class SparseDpStrategy(Strategy):
 
     def _weight(self, member: Member) -> float:
         return float(member.declared_size) if self._config.weighting == "size" else 1.0
-
-    def _counts(self, site: int) -> SiteCounts:
-        return self._state.counts.setdefault(site, SiteCounts())
-
-    def site_table(self) -> list[dict[str, Any]]:
-        """Return one row per site for the end of the log."""
-        state = self._state
-        epsilons = state.privacy.epsilons()
-        rows = []
-        for member in self._members:
-            traffic, counts = state.traffic.sites.get(member.site), self._counts(member.site)
-            rows.append(
-                {
-                    "site": member.site,
-                    "epsilon": epsilons.get(member.site, 0.0) if self._config.is_private else None,
-                    "uplink": traffic.uplink.total if traffic else 0,
-                    "downlink": traffic.downlink.total if traffic else 0,
-                    "admitted": counts.admitted,
-                    "rejected": counts.rejected,
-                    "dropped": counts.dropped or None,
-                }
-            )
-        return rows
-
-
-def _returned(grid: Grid, away: Sequence[Member], deadline: float) -> list[Member]:
-    """Return those of ``away`` whose nodes are back before ``deadline``."""
-    while True:
-        there = set(grid.get_node_ids())
-        back = [member for member in away if member.node_id in there]
-        if len(back) == len(away) or time.monotonic() >= deadline:
-            return back
-        time.sleep(0.5)
-
-
-def _bits(count: int, of: int) -> float | None:
-    return round(8 * count / of, 4) if of else None
 
 
 def _record(model: Values) -> ArrayRecord:

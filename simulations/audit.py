@@ -24,8 +24,10 @@ from client.data import SiteData
 from client.randomness import OsRandomness, Randomness
 from client.site import Site, Workbench
 from common import coding
-from common.accounting import AccountantName, Charge, History, PrivacyUnit, calibrate_noise_multiplier, epsilon_of
+from common.accountants import AccountantName
+from common.accounting import calibrate_noise_multiplier, epsilon_of
 from common.broadcast import digest_of, encode_floats, encode_mask
+from common.charges import Charge, History, PrivacyUnit
 from common.coding import Values
 from common.config import ConfigValue, RunConfig
 from common.errors import ConfigError

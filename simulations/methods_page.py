@@ -4,7 +4,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from common.accounting import neighbours_of
+from common.charges import neighbours_of
 from common.methods import METHODS, Method, method_of
 
 _UPLOADS = {

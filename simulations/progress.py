@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from common.accounting import neighbours_of
+from common.charges import neighbours_of
 from common.coding import PartBytes
 from common.config import RunConfig
 from server.app import RunResult

@@ -14,7 +14,8 @@ from rich.table import Table
 from client.channel import Access
 from client.ledger import Ledger
 from client.policy import SitePolicy
-from common.accounting import NEIGHBOURS, Charge, epsilon_of, neighbours_of
+from common.accounting import epsilon_of
+from common.charges import NEIGHBOURS, Charge, neighbours_of
 from common.errors import ConfigError
 
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.accounting import Charge
+from common.charges import Charge
 from common.compressive import Measurement, enough_rows
 from common.errors import ConfigError
 from common.methods.method import Method, Uploads

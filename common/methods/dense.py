@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from common.accounting import PrivacyUnit
+from common.charges import PrivacyUnit
 from common.methods.method import Method
 from common.schedule import DensitySchedule
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.accounting import Charge, PrivacyUnit
+from common.charges import Charge, PrivacyUnit
 from common.errors import ConfigError
 from common.noise import release_noise_std
 from common.schedule import DensitySchedule

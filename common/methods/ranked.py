@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from common.accounting import PrivacyUnit
+from common.charges import PrivacyUnit
 from common.methods.method import Method
 
 

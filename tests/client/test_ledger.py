@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.ledger import Entry, Ledger
-from common.accounting import Charge, merged
+from common.charges import Charge, merged
 from common.errors import LedgerError
 from common.plan import RoundPlan
 from tests.support import small_plan

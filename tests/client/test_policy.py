@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from client.policy import SitePolicy
-from common.accounting import Charge, epsilon_of
+from common.accounting import epsilon_of
+from common.charges import Charge
 from common.errors import ConfigError, PlanRefused
 from tests.support import SMALL_MODEL, small_plan
 

@@ -5,18 +5,20 @@ import math
 import numpy as np
 import pytest
 
-from common import accounting
-from common.accounting import Charge, Mechanism, calibrate, epsilon_of, merged, pure_epsilon_of
+from common import accountants
+from common.accountants import AccountantName, pure_epsilon_of
+from common.accounting import calibrate, epsilon_of
+from common.charges import Charge, Mechanism, merged
 from common.errors import AccountingError
 from common.renyi import gaussian_curve, sampled
 
 DELTA = 1e-5
-ORDERS = np.array(accounting._RDP_ORDERS)
+ORDERS = np.array(accountants._RDP_ORDERS)
 
 
 def test_without_sampling_the_curve_is_the_sum_of_its_parts() -> None:
-    curve = accounting._rdp_of_one_step(Mechanism(2.0, 1.0, 0.1, 0.5))
-    pure = accounting._rdp_of_one_step(Mechanism(math.inf, 1.0, 0.0, 0.5))
+    curve = accountants._rdp_of_one_step(Mechanism(2.0, 1.0, 0.1, 0.5))
+    pure = accountants._rdp_of_one_step(Mechanism(math.inf, 1.0, 0.0, 0.5))
     assert curve == pytest.approx(ORDERS / 8 + 0.1 * ORDERS + pure)
     assert (pure <= np.minimum(0.5, ORDERS / 8) + 1e-12).all() and pure[-1] == pytest.approx(0.5, rel=0.01)
 
@@ -24,7 +26,7 @@ def test_without_sampling_the_curve_is_the_sum_of_its_parts() -> None:
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
 def test_the_general_amplification_is_no_lower_than_the_exact_one_of_the_gaussian(rate: float) -> None:
     """The sampled Gaussian's own curve is known exactly: a bound for any mechanism must lie on or above it."""
-    exact = accounting._rdp_of_one_step(Mechanism(2.0, rate))
+    exact = accountants._rdp_of_one_step(Mechanism(2.0, rate))
     general = sampled(gaussian_curve(2.0), rate, ORDERS)
     plain = ORDERS / (2 * 2.0**2)
     assert (general >= exact * (1 - 1e-6)).all() and (general <= plain).all()
@@ -52,7 +54,7 @@ def test_a_selection_beside_the_noise_costs_more_and_merges_by_mechanism() -> No
 
 
 @pytest.mark.parametrize("accountant", ["prv", "pld"])
-def test_accountants_that_know_the_gaussian_alone_say_so(accountant: accounting.AccountantName) -> None:
+def test_accountants_that_know_the_gaussian_alone_say_so(accountant: AccountantName) -> None:
     with pytest.raises(AccountingError, match="set 'accountant' to rdp"):
         epsilon_of([Charge(2.0, 0.1, 10, selection_rho=0.1)], DELTA, accountant)
 

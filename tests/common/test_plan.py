@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.accounting import Charge
+from common.charges import Charge
 from common.errors import ConfigError, WireError
 from common.plan import RoundPlan
 from tests.support import small_plan

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting import _RDP_ORDERS, Charge, Mechanism, _rdp_of_one_step, calibrate, epsilon_of, merged
+from common.accountants import _RDP_ORDERS, _rdp_of_one_step
+from common.accounting import calibrate, epsilon_of
+from common.charges import Charge, Mechanism, merged
 from common.errors import AccountingError
 from common.renyi import (
     added,

@@ -10,8 +10,9 @@ import torch
 
 from client.mechanisms.importance import standardised_sum
 from client.site import Shelf
-from common.accounting import Charge, epsilon_of
+from common.accounting import epsilon_of
 from common.broadcast import digest_of
+from common.charges import Charge
 from common.coding import Values
 from common.errors import ConfigError, ModelMissing
 from common.mask import let_go

@@ -10,7 +10,8 @@ import torch
 
 from client.mechanisms import train_round
 from client.mechanisms.posterior import posterior_step
-from common.accounting import Charge, epsilon_of
+from common.accounting import epsilon_of
+from common.charges import Charge
 from common.config import RunConfig
 from common.errors import ConfigError, ModelMissing, WireError
 from common.mask import MaskSpec, hold, let_go

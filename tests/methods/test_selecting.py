@@ -14,8 +14,9 @@ from torch import nn
 from client.mechanisms import train_round
 from client.site import Site, Workbench
 from common import coding
-from common.accounting import Charge, epsilon_of, merged
+from common.accounting import epsilon_of
 from common.broadcast import digest_of, encode_floats
+from common.charges import Charge, merged
 from common.datasets import Dataset
 from common.errors import ConfigError, WireError
 from common.methods import METHODS, compressive

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from client.dpsgd import train_round
-from common.accounting import Charge, epsilon_of
+from common.accounting import epsilon_of
+from common.charges import Charge
 from common.coding import clipped
 from common.errors import ConfigError
 from common.models import FlatModel, build, initial_vector

@@ -15,7 +15,8 @@ from client.ledger import Ledger
 from client.policy import SitePolicy
 from client.randomness import OsRandomness
 from client.site import Guard, Site, Workbench
-from common.accounting import Charge, epsilon_of
+from common.accounting import epsilon_of
+from common.charges import Charge
 from common.errors import ConfigError, LedgerError, ModelMissing, PlanRefused, WireError
 from common.models import initial_vector
 from common.signing import PlanSigner

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from client.app import app
 from common.config import RunConfig
 from server import app as server_app
-from server import strategy
+from server import messages
 from server.checkpoint import Checkpoint
 from server.federation import Member
 from server.grid import PromptGrid, is_away
@@ -90,9 +90,9 @@ def test_a_node_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: 
         waits.append(wait_for(grid, away, deadline))
         return waits[-1]
 
-    wait_for = strategy._returned
-    monkeypatch.setattr(strategy, "_returned", returned)
-    monkeypatch.setattr(strategy, "_PATIENCE", 0.1)
+    wait_for = messages._returned
+    monkeypatch.setattr(messages, "_returned", returned)
+    monkeypatch.setattr(messages, "_PATIENCE", 0.1)
     config = small_config(tmp_path, rounds=4, sites=3, noise_multiplier=3.0)
     grid = UnreliableGrid(config, lost_round=2, comes_back=False)
     _, rounds = run(grid, config)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.accounting import Charge, epsilon_of
+from common.accounting import epsilon_of
+from common.charges import Charge
 from common.coding import PartBytes
 from common.errors import RunFolderError
 from server.checkpoint import Checkpoint

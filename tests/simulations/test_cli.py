@@ -107,7 +107,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    arguments = [*QUICK, *SMALLER, "--rounds", "600", "--out", str(tmp_path), "--name", "x"]
+    arguments = [*QUICK, *SMALLER, "--rounds", "120", "--out", str(tmp_path), "--name", "x"]
     command = [sys.executable, "-W", "ignore", "-m", "simulations.cli", "simulate", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], env=os.environ

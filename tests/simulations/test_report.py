@@ -1,7 +1,6 @@
 """The report: nothing invented, nothing hidden, nothing from the log taken for markup."""
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -10,75 +9,14 @@ import pytest
 from common.errors import RunFolderError
 from server.runlog import RunLog
 from simulations.report import load_run, write_report
-from simulations.report.svg import Axis, Bar, Point, Series, line_chart, log_ticks, nice_ticks, stacked_bars
 from tests.run_logs import end_event, finished_run, public_run, round_event, start_event, write_log
+from tests.simulations.report_pages import Page, answers_of, cells_of, charts_of, report_page
 
-_VOID = {"meta", "br", "hr", "img", "link", "input"}
 _EVIL = '<script>alert("x")</script>&</title>'
 
 
-class _Page(HTMLParser):
-    """Collects elements and text, and fails on the first tag that does not match."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == [], f"never closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.texts.append((self.open[-1], data))
-
-    def text(self, tag: str | None = None) -> str:
-        return " ".join(text for parent, text in self.texts if parent != "style" and tag in (None, parent))
-
-    def count(self, tag: str, css_class: str | None = None) -> int:
-        return len([1 for name, attrs in self.elements if name == tag and css_class in (None, attrs.get("class"))])
-
-
-def _report(tmp_path: Path, *folders: Path) -> _Page:
-    return _Page(write_report(folders, tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
-
-
-def _charts(tmp_path: Path, *folders: Path) -> dict[str, str]:
-    """Return title -> figure, as text."""
-    html = write_report(folders, tmp_path / "report.html").read_text(encoding="utf-8")
-    figures = re.findall(r"<figure>.*?</figure>", html, re.S)
-    return {re.search(r"<h2>([^<]*?) ?<", figure)[1]: figure for figure in figures}  # type: ignore[index]
-
-
-def _cells(tmp_path: Path, title: str, *folders: Path) -> list[str]:
-    html = write_report(folders, tmp_path / "report.html").read_text(encoding="utf-8")
-    section = re.search(rf"<h2>{title}</h2>(.*?)</section>", html, re.S)
-    assert section is not None
-    return re.findall(r"<td[^>]*>(.*?)</td>", section[1])
-
-
-def _answers(tmp_path: Path, folder: Path) -> dict[str, str]:
-    html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
-    section = re.search(r"<h2>In plain words</h2>(.*?)</section>", html, re.S)
-    assert section is not None
-    pairs = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section[1], re.S)
-    return {term: re.sub(r"<[^>]+>", "", text) for term, text in pairs}
-
-
 def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> None:
-    page = _report(tmp_path, finished_run(tmp_path / "run"))
+    page = report_page(tmp_path, finished_run(tmp_path / "run"))
     words = page.text()
     assert "77.4 % test accuracy at (epsilon 6.00, delta" in words
     assert "per record; uplink 16.8 kB, 2x less than dense" in words
@@ -93,7 +31,7 @@ def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> No
 def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None:
     folder = finished_run(tmp_path / "run")
     html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
-    page = _Page(html)
+    page = Page(html)
     assert not re.search(r"https?://|//\w|@import|url\(", html)
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.elements)
     policies = [attrs["content"] or "" for _, attrs in page.elements if attrs.get("http-equiv")]
@@ -107,7 +45,7 @@ def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None
 
 
 def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(tmp_path: Path) -> None:
-    answers = _answers(tmp_path, finished_run(tmp_path / "run", config={"model": "net", "dataset": "pictures"}))
+    answers = answers_of(tmp_path, finished_run(tmp_path / "run", config={"model": "net", "dataset": "pictures"}))
     assert answers["What ran"].startswith(
         "2 sites trained one model together (model net, 1,000 parameters; data pictures)"
     )
@@ -130,25 +68,25 @@ def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(t
 )
 def test_epsilon_is_read_as_odds_and_never_too_small(tmp_path: Path, epsilon: float, factor: str) -> None:
     folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, epsilon=epsilon))
-    assert factor in _answers(tmp_path, folder)["At which epsilon"]
+    assert factor in answers_of(tmp_path, folder)["At which epsilon"]
 
 
 def test_plain_words_name_the_unit_and_the_cohort(tmp_path: Path) -> None:
     rounds = [round_event(1, cohort=["a"], admitted=1), round_event(2)]
-    by_client = _answers(
+    by_client = answers_of(
         tmp_path, write_log(tmp_path / "run", start_event(privacy_unit="client"), rounds, end_event(2))
     )
     assert by_client["What was private"].startswith("each client: ")
     assert "the server is trusted" in by_client["For whom"]
     assert "1.5 of the sites asked in each on average" in by_client["What ran"]
-    public = _answers(tmp_path, public_run(tmp_path / "public"))
+    public = answers_of(tmp_path, public_run(tmp_path / "public"))
     assert public["What was private"].startswith("nothing: no clipping, no noise.")
     assert "At which epsilon" not in public and "For whom" not in public
 
 
 def test_bytes_are_split_by_part_in_both_directions(tmp_path: Path) -> None:
     one = finished_run(tmp_path / "run")
-    cells = _cells(tmp_path, "Where the bytes went", one)
+    cells = cells_of(tmp_path, "Where the bytes went", one)
     rows = {row[0]: row[2:] for row in zip(*(cells[column::6] for column in range(6)), strict=True)}
     assert rows == {
         "values": ("16 kB", "95.2 %", "32 kB", "98.8 %"),
@@ -159,14 +97,14 @@ def test_bytes_are_split_by_part_in_both_directions(tmp_path: Path) -> None:
         "dense": ("33.6 kB", "200.0 %", "32 kB", "98.8 %"),
     }
     two = finished_run(tmp_path / "two", rounds=1, name="short")
-    compared = _cells(tmp_path, "Where the bytes went", one, two)
+    compared = cells_of(tmp_path, "Where the bytes went", one, two)
     assert compared[:7] == ["cooling", "uplink", "16 kB", "400 B", "160 B", "240 B", "16.8 kB"]
     assert compared[21:] == ["short", "downlink", "8 kB", "0 B", "40 B", "60 B", "8.1 kB"]
 
 
 def test_a_dense_price_far_above_the_bars_is_told_not_drawn(tmp_path: Path) -> None:
     rounds = [round_event(number, dense_uplink=42_000) for number in (1, 2)]
-    chart = _charts(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(2)))["Uplink per round"]
+    chart = charts_of(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(2)))["Uplink per round"]
     assert 'class="level c0"' not in chart and "Dashed" not in chart
     assert "would be 42 kB a round: 10 times the height of this chart" in chart
 
@@ -174,7 +112,7 @@ def test_a_dense_price_far_above_the_bars_is_told_not_drawn(tmp_path: Path) -> N
 def test_density_tells_the_mask_schedule(tmp_path: Path) -> None:
     kept = [1000, 1000, 600, 600]
     rounds = [round_event(n + 1, epoch=n // 2, kept=k, density=k / 1000) for n, k in enumerate(kept)]
-    chart = _charts(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(4)))[
+    chart = charts_of(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(4)))[
         "Density and mask schedule"
     ]
     assert "A new mask every 2 rounds: from 1,000 of 1,000 parameters to 600." in chart
@@ -194,13 +132,13 @@ def test_every_round_is_in_a_table_too(tmp_path: Path) -> None:
 def test_sites_that_are_asked_no_more_are_named_with_the_reason(tmp_path: Path) -> None:
     end = end_event(1)
     end["sites"][1]["dropped"] = "refused: its budget is spent"
-    page = _report(tmp_path, write_log(tmp_path / "run", start_event(), [round_event(1)], end))
+    page = report_page(tmp_path, write_log(tmp_path / "run", start_event(), [round_event(1)], end))
     assert "Asked no more:" in page.text("p") and "b refused: its budget is spent" in page.text("td")
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 70])
 def test_every_round_is_one_point_in_each_chart(tmp_path: Path, rounds: int) -> None:
-    charts = _charts(tmp_path, finished_run(tmp_path / "run", rounds))
+    charts = charts_of(tmp_path, finished_run(tmp_path / "run", rounds))
     for title in ("Test accuracy", "Accuracy for the bytes", "Epsilon spent", "Density and mask schedule"):
         assert charts[title].count('class="point"') == rounds, title
     for title in ("Uplink per round", "Downlink per round"):
@@ -224,7 +162,7 @@ def test_rounds_without_evaluation_are_gaps_not_zeros(tmp_path: Path) -> None:
     ]
     folder = write_log(tmp_path / "run", start_event(), rounds, end_event(5))
     assert [one.accuracy for one in load_run(folder).rounds] == [0.51, None, None, 0.54, 0.55]
-    chart = _charts(tmp_path, folder)["Test accuracy"]
+    chart = charts_of(tmp_path, folder)["Test accuracy"]
     assert chart.count('class="point"') == 3
     assert re.search(r'class="line" d="M[^M]*"', chart), "one solid piece, from round 4 to round 5"
     assert re.search(r'class="bridge" d="M[^M]*"', chart), "one dotted piece, from round 1 to round 4"
@@ -233,7 +171,7 @@ def test_rounds_without_evaluation_are_gaps_not_zeros(tmp_path: Path) -> None:
 
 def test_a_run_without_rounds_has_a_report(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", start_event(initial_accuracy=None), [], None)
-    page = _report(tmp_path, folder)
+    page = report_page(tmp_path, folder)
     words = page.text()
     assert "No accuracy measured" in words and "nothing uploaded yet" in words and "epsilon 0.00" in words
     assert words.count("Nothing measured yet") == 6
@@ -242,15 +180,15 @@ def test_a_run_without_rounds_has_a_report(tmp_path: Path) -> None:
 
 def test_a_missing_epsilon_of_a_private_run_is_not_shown_as_zero(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", start_event(), [round_event(1, epsilon=None)], None)
-    words = _report(tmp_path, folder).text()
+    words = report_page(tmp_path, folder).text()
     assert "epsilon unknown" in words and "epsilon 0.00" not in words
 
 
 def test_printed_epsilon_is_never_below_the_spent_one(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, epsilon=5.9901))
-    assert "(epsilon 6.00," in _report(tmp_path, folder).text()
+    assert "(epsilon 6.00," in report_page(tmp_path, folder).text()
     exact = write_log(tmp_path / "exact", start_event(), [round_event(1)], end_event(1, epsilon=5.99))
-    assert "(epsilon 5.99," in _report(tmp_path, exact).text()
+    assert "(epsilon 5.99," in report_page(tmp_path, exact).text()
 
 
 def test_text_from_the_log_is_never_markup(tmp_path: Path) -> None:
@@ -262,14 +200,14 @@ def test_text_from_the_log_is_never_markup(tmp_path: Path) -> None:
     end["sites"][0]["site"] = _EVIL
     evil = write_log(tmp_path / "evil", start, [round_event(1, rejections=rejections), round_event(2)], end)
     for folders in ([evil], [evil, finished_run(tmp_path / "run")]):
-        page = _report(tmp_path, *folders)
+        page = report_page(tmp_path, *folders)
         assert page.count("script") == 0
         assert page.text().count(_EVIL) >= 5, "shown as text"
     assert any(_EVIL in text for tag, text in page.texts if tag == "td")
 
 
 def test_a_run_that_is_not_private_says_so_everywhere(tmp_path: Path) -> None:
-    page = _report(tmp_path, public_run(tmp_path / "run"))
+    page = report_page(tmp_path, public_run(tmp_path / "run"))
     titles = [text for tag, text in page.texts if tag == "title"]
     assert "not private" in titles[0]
     assert "Not private: 77.4 % test accuracy without any privacy" in page.text("p")
@@ -294,7 +232,7 @@ def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
     assert not run.finished
     assert (run.accuracy, run.epsilon, run.uplink, run.dense_uplink, run.seconds) == (0.51, 3.0, 8400, 16800, 5.0)
     assert run.total_density == pytest.approx(0.35)
-    page = _report(tmp_path, folder)
+    page = report_page(tmp_path, folder)
     words = page.text()
     assert "so far (unfinished, 2 of 4 rounds)" in words
     sites = page.text("td")
@@ -334,10 +272,10 @@ def test_rejections_and_abandoned_rounds_are_listed_and_marked(tmp_path: Path) -
     late = [{"site": "b", "reason": "no reply within 600 s"}]
     rounds = [round_event(1), round_event(2, rejections=late, abandoned=True, admitted=0), round_event(3)]
     folder = write_log(tmp_path / "run", start_event(), rounds, end_event(3))
-    page = _report(tmp_path, folder)
+    page = report_page(tmp_path, folder)
     assert "2 all round abandoned: too few replies, model unchanged 2 b no reply within 600 s" in page.text("td")
     assert "round 2 was abandoned" in page.text("title")
-    assert "abandoned" not in _report(tmp_path, finished_run(tmp_path / "calm")).text().replace(
+    assert "abandoned" not in report_page(tmp_path, finished_run(tmp_path / "calm")).text().replace(
         "no round was abandoned", ""
     )
 
@@ -345,7 +283,7 @@ def test_rejections_and_abandoned_rounds_are_listed_and_marked(tmp_path: Path) -
 @pytest.mark.parametrize(("sites", "shown", "note"), [(50, 50, None), (53, 50, "And 3 more sites.")])
 def test_long_site_tables_are_cut_and_say_so(tmp_path: Path, sites: int, shown: int, note: str | None) -> None:
     rows = [{**end_event(1)["sites"][0], "site": f"hospital-{number}"} for number in range(sites)]
-    words = _report(
+    words = report_page(
         tmp_path, write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, sites=rows))
     ).text()
     assert words.count("hospital-") == shown
@@ -361,15 +299,15 @@ def test_comparison_shows_what_differs_and_only_that(tmp_path: Path) -> None:
     assert section is not None
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section[1])
     assert cells == ["final-density", "0.3", "1.0", "extra", "\N{EN DASH}", "true"]
-    page = _Page(html)
+    page = Page(html)
     assert page.count("tr", "swatch c1") == page.count("tr", "swatch c2") == 1
-    for title, figure in _charts(tmp_path, one, two).items():
+    for title, figure in charts_of(tmp_path, one, two).items():
         assert figure.count('class="point"') == 4 + 3, title
         assert figure.count('class="series') == 2, title
 
 
 def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None:
-    page = _report(tmp_path, finished_run(tmp_path / "one"), public_run(tmp_path / "two"))
+    page = report_page(tmp_path, finished_run(tmp_path / "one"), public_run(tmp_path / "two"))
     assert "2 runs compared (1 of 2 not private)" in page.text("title")
     assert page.text().count("1 of 2 not private") >= 1 + 1 + 6
     assert "highest accuracy without privacy: open (not private), 77.4 %" in page.text("p")
@@ -378,7 +316,7 @@ def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    words = _report(tmp_path, finished_run(tmp_path / "one"), finished_run(tmp_path / "two")).text("td")
+    words = report_page(tmp_path, finished_run(tmp_path / "one"), finished_run(tmp_path / "two")).text("td")
     assert f"cooling in {tmp_path / 'one'}" in words and f"cooling in {tmp_path / 'two'}" in words
 
 
@@ -403,72 +341,3 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
 def test_events_that_break_the_schema_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     with pytest.raises(RunFolderError, match="does not follow the schema"):
         load_run(write_log(tmp_path / "run", start_event(), [round_event(1, **damage)], None))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [(0, 8, [0, 2, 4, 6, 8]), (0.351, 0.802, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]), (5, 5, [5, 6]), (0, 0, [0, 0.2])],
-)
-def test_ticks_are_round_and_enclose_the_data(low: float, high: float, ticks: list[float]) -> None:
-    assert nice_ticks(low, high) == pytest.approx(ticks)
-
-
-def test_ticks_of_rounds_are_whole() -> None:
-    assert nice_ticks(0.5, 1.5, whole=True) == [0, 1, 2]
-
-
-def test_points_lie_where_their_values_are() -> None:
-    axis = Axis("v", lambda value: f"{value:g}")
-    points = [Point(0, 0.0, ""), Point(1, 5.0, ""), Point(2, 10.0, ""), Point(3, None, "")]
-    drawing = line_chart("a", [Series("s", points, 1)], Axis("round", str, whole=True), axis)
-    across = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawing)]
-    down = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawing)]
-    assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.2) and across[0] < across[1]
-    assert down[0] - down[1] == pytest.approx(down[1] - down[2], abs=0.2) and down[2] < down[1]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (80, 3000, [100, 200, 500, 1000, 2000]),
-        (1, 10, [1, 2, 5, 10]),
-        (3, 3e4, [10, 100, 1000, 10_000]),
-        (0.5, 2e9, [1, 100, 10_000, 1e6, 1e8]),
-        (2.5, 4.5, [2.5, 3, 3.5, 4, 4.5]),
-        (6, 9, [6, 7, 8, 9]),
-    ],
-)
-def test_ticks_of_a_logarithmic_axis_are_round_and_few(low: float, high: float, ticks: list[float]) -> None:
-    assert log_ticks(low, high) == pytest.approx(ticks)
-
-
-def test_equal_ratios_are_equally_far_apart_on_a_logarithmic_axis() -> None:
-    axis = Axis("v", lambda value: f"{value:g}")
-    points = [Point(x, 1.0, "") for x in (20.0, 200.0, 2000.0)]
-    drawing = line_chart("a", [Series("s", points, 1)], Axis("bytes", "{:g}".format, log=True), axis)
-    across = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawing)]
-    assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.2) and 62 < across[0] < 80
-    assert [label in drawing for label in (">20<", ">200<", ">2000<")] == [True, True, True]
-    one_point = line_chart("a", [Series("s", points[:1], 1)], Axis("bytes", "{:g}".format, log=True), axis)
-    assert one_point.count("<circle") == 1 and ">20<" in one_point
-    with pytest.raises(ValueError, match="above 0 on the logarithmic axis 'bytes', got 0"):
-        line_chart("a", [Series("s", [Point(0, 1.0, "")], 1)], Axis("bytes", str, log=True), axis)
-
-
-def test_steps_stay_level_up_to_the_next_point() -> None:
-    axis = Axis("v", lambda value: f"{value:g}")
-    points = [Point(1, 1.0, ""), Point(2, 3.0, "")]
-    drawing = line_chart("a", [Series("s", points, 1, steps=True)], Axis("x", str), axis)
-    (path,) = re.findall(r'class="line" d="([^"]+)"', drawing)
-    assert re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+V[\d.]+", path)
-
-
-def test_parts_of_a_bar_stand_on_each_other_in_proportion() -> None:
-    axis = Axis("v", lambda value: f"{value:g}")
-    drawing = stacked_bars("a", [Bar(1, (30, 10), "tip")], Axis("round", str, whole=True), axis)
-    (low_y, low_height), (high_y, high_height) = [
-        (float(y), float(height))
-        for y, height in re.findall(r'<rect[^>]* y="([\d.]+)"[^>]* height="([\d.]+)"', drawing)
-    ]
-    assert low_height == pytest.approx(3 * high_height, abs=0.05)
-    assert high_y + high_height == pytest.approx(low_y, abs=0.02)
