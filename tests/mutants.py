@@ -17,6 +17,7 @@ _MECHANISM, _ENFORCEMENT = "tests/privacy/test_mechanism.py", "tests/privacy/tes
 _SELECTING, _PUBLISHED = "tests/methods/test_selecting.py", "tests/privacy/test_published_selection.py"
 _CLIENT = "tests/privacy/test_client_unit.py"
 _METHODS = "tests/methods/test_conformance.py"
+_RENYI = "tests/common/test_renyi.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,14 @@ MUTANTS = (
     Mutant(
         "amplified as if sampling hid more",
         "common/renyi.py",
-        (("logs += np.where(terms >= 3, math.log(factor), 0.0)", "logs -= math.log(3)"),),
-        "tests/common/test_amplification.py",
+        (("logs = binomials +", "logs = binomials - math.log(3) +"),),
+        f"{_RENYI}::test_no_mechanism_with_a_curve_passes_its_bound",
+    ),
+    Mutant(
+        "amplified as if a record that is removed left nothing behind",
+        "common/renyi.py",
+        (("flat + sampling_rate**3 * at_order", "flat"),),
+        f"{_RENYI}::test_no_mechanism_with_a_curve_passes_its_bound",
     ),
 )
 
