@@ -19,14 +19,14 @@ _MEASURED_SIZE = 50  # parameters of a measured model, where no run says how man
 
 # One round with all coordinates, so that every canary can be seen, is what shows most of nearly every method. These
 # need more than that to run at all, or show more with other settings: picks that cost next to nothing beside the noise,
-# or ten measurements of one entry. Many tell less than they cost; with few the claim is met with equality, and a sound
-# mechanism would be accused once in 20 audits, as often as their confidence allows.
+# or eight measurements of one entry. Many tell less than they cost; with few the claim is met with equality, and a
+# sound mechanism would be accused once in 20 audits, as often as their confidence allows.
 _SHOWS_MOST: dict[str, dict[str, ConfigValue]] = {
     "importance": {"rounds": 2, "warmup-epochs": 1, "first-density": 1.0},
     "select-exponential": {"pick-epsilon": 1e-3},
     "select-sparse-vector": {"pick-epsilon": 3e-4, "pick-threshold": 0.0},
     "select-random": {"second-clip-norm": 0.0},
-    "compressive": {"final-density": 1 / _MEASURED_SIZE, "measurements": 10},
+    "compressive": {"final-density": 1 / _MEASURED_SIZE, "measurements": 8},
 }
 
 
@@ -126,7 +126,8 @@ def plan_for(unit: PrivacyUnit, epsilon: float, delta: float, method: str, canar
             steps=1,
             rounds=int(rounds),
             density=float(density),
-            value_coding="calibrated",
+            # The likelihood of a measurement is that of the noise alone; on a grid it would be blurred.
+            value_coding="f32" if how.uploads == "measurements" else "calibrated",
             grid=0.5,
             delta=delta,
             accountant=accountant,

@@ -94,7 +94,7 @@ ROWS = {
             "entry_bound": 0.001,
         },
         settings_of_noise={"model": "linear:200-1", "final_density": 0.001, "measurements": 40_000},
-        settings_of_audit={"measurements": 10},
+        settings_of_audit={"measurements": 8},
         audit_density=0.02,
     ),
     "noisy-only": Row(),
