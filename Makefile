@@ -11,7 +11,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
 .PHONY: help demo deploy-local deploy-demo test test-browser test-deployment test-docker lint setup format mutants protos reproduce \
-  bench-shim bench-simulation bench-step bench-coding bench-bytes constraints clean
+  bench-shim bench-simulation bench-step bench-coding bench-bytes bench-methods constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -69,6 +69,9 @@ bench-coding: $(READY)  ## our coding of values and indices against zstd and Roa
 
 bench-bytes: $(READY)  ## accuracy for the bytes: dense, sparse and calibrated systems; takes hours, QUICK=1 for a glance
 	$(BIN)/python -m simulations.benchmarks.bytes $(if $(QUICK),--quick)
+
+bench-methods: $(READY)  ## choosing a million coordinates, recovering from measurements, accounting 10,000 sites
+	$(BIN)/python -m simulations.benchmarks.methods
 
 reproduce: $(READY)  ## the papers' tables and figures; takes days: EXPERIMENTS="table2-dp-cnn-s" for some, QUICK=1 for a glance
 	$(BIN)/fedsieve experiments run $(EXPERIMENTS) $(if $(QUICK),--quick)

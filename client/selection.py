@@ -37,8 +37,8 @@ def select_exponential(
     The set alone is released; its order is forgotten.
     Edge cases: what is not finite has utility 0: it must not win, and the comparison must not fail. All coordinates
     are taken where ``picks`` is d.
-    Source: dp-selection-wide-networks, Algorithm 4; for one shot Durfee and Rogers (2019), Lemma 4.2; for the range
-    Durfee and Rogers (2019) and Cesar and Rogers (2021), Lemma 3.
+    Source: dp-selection-wide-networks, Algorithm 4; for one shot and for the range Durfee and Rogers (2019,
+    arXiv:1905.04273); for what a range costs ``common.renyi.exponential_rho``.
     """
     _check(mean, picks, pick_epsilon, record_bound)
     _require(0 < entry_bound < math.inf, "a finite entry_bound > 0", entry_bound)

@@ -132,7 +132,9 @@ def _opacus_rdp() -> Any:
 def pure_epsilon_of(history: Iterable[Charge]) -> float:
     """Return epsilon, at delta 0, of a history of pure mechanisms: the sum over steps of log(1 + q (e^epsilon - 1)).
 
-    Source: Balle, Barthe and Gaboardi (2018), Theorem 8, for Poisson sampling; basic composition.
+    Guarantees: with P and R as in ``common.renyi.sampled``, (1 - q) P + q R <= (1 + q (e^epsilon - 1)) P, and P is at
+    most 1 / (1 - q + q e^-epsilon) times it, which is less; steps add up.
+    Source: Balle, Barthe and Gaboardi, "Privacy amplification by subsampling" (2018), for Poisson sampling.
     """
     return sum(c.steps * _sampled_pure(c.pure_epsilon, c.sampling_rate) for c in history)
 

@@ -22,13 +22,13 @@ def gaussian_curve(noise_multiplier: float) -> Curve:
     """Return the curve of Gaussian noise whose std is ``noise_multiplier`` times the L2 sensitivity: a / (2 z^2).
 
     Edge cases: infinite noise says nothing.
-    Source: Mironov (2017), Corollary 3.
+    Source: Mironov (2017, arXiv:1702.07476).
     """
     return lambda orders: orders / (2 * noise_multiplier**2)
 
 
 def zcdp_curve(rho: float) -> Curve:
-    """Return the curve of a ``rho``-zCDP mechanism: rho * a. Source: Bun and Steinke (2016), Definition 1.1."""
+    """Return the curve of a ``rho``-zCDP mechanism: rho * a. Source: Bun and Steinke (2016, arXiv:1605.02065)."""
     return lambda orders: rho * orders
 
 
@@ -36,7 +36,10 @@ def exponential_rho(pick_epsilon: float, picks: int) -> float:
     """Return rho of ``picks`` adaptive picks of the exponential mechanism of range ``pick_epsilon`` each.
 
     Computes: picks * pick_epsilon^2 / 8.
-    Source: Cesar and Rogers (2021), Lemma 3 (bounded range implies epsilon^2 / 8-zCDP).
+    Guarantees: the loss f = log(R / P) lies in an interval of length pick_epsilon. K(a) = log E_P[e^(a f)] is 0 at 0
+    and at 1, and K'' is the variance of f under a tilted P, at most pick_epsilon^2 / 4. So K(a) <= a (a - 1)
+    pick_epsilon^2 / 8, and D_a(R | P) = K(a) / (a - 1). Picks add up.
+    Source: Cesar and Rogers, "Bounding, concentrating, and truncating" (2021, arXiv:2004.07223).
     """
     return picks * pick_epsilon**2 / 8
 
@@ -45,7 +48,8 @@ def sparse_vector_rho(pick_epsilon: float, picks: int) -> float:
     """Return rho of a sparse vector search that stops after ``picks``, each of them ``pick_epsilon``-DP.
 
     Computes: picks * pick_epsilon^2 / 2.
-    Source: Bun and Steinke (2016), Proposition 1.4 (epsilon-DP implies epsilon^2 / 2-zCDP) and Lemma 1.7.
+    Guarantees: the loss of an epsilon-DP mechanism lies in [-epsilon, epsilon]: that is range 2 epsilon, above.
+    Source: Bun and Steinke (2016, arXiv:1605.02065).
     """
     return picks * pick_epsilon**2 / 2
 
@@ -53,9 +57,9 @@ def sparse_vector_rho(pick_epsilon: float, picks: int) -> float:
 def pure_curve(epsilon: float) -> Curve:
     """Return the curve of an ``epsilon``-DP mechanism, such as Laplace noise on a vector of L1 sensitivity 1 / scale.
 
-    Computes: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps)) / (a - 1), that of randomised response, of which every
-    epsilon-DP mechanism is a processing.
-    Source: Kairouz, Oh and Viswanath (2015); Mironov (2017), Proposition 5.
+    Computes: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps)) / (a - 1), that of randomised response.
+    Guarantees: none is worse. L = R / P lies in [e^-eps, e^eps] and E_P[L] = 1; L^a is convex, so that its mean is
+    largest where L takes these two values alone, which is randomised response.
     """
 
     def curve(orders: Orders) -> NDArray[np.float64]:
@@ -73,45 +77,54 @@ def added(*curves: Curve) -> Curve:
 def sampled(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
     """Return the curve of a mechanism on a Poisson sample with rate q, at ``orders``, for any mechanism at all.
 
-    Computes, with e(a) the mechanism's curve, P without and R with the record, M = (1 - q) P + q R:
-    - D_a(M | P) at whole a: log(sum over l of C(a, l) (1 - q)^(a - l) q^l e^((l - 1) e(l))) / (a - 1), the binomial
-      expansion of the moment, its terms l = 0 and 1 being exact; between whole orders (a - 1) D_a is convex in a, so
-      that the chord is above it; below 2 also log(1 + q^a e^((a - 1) e(a)) + a (a - 1) / 2 (1 - q)^(a - 2) q^2) /
-      (a - 1), far smaller where the mechanism alone gives much away;
-    - D_a(P | M): log(1 + ((1 - q)^(1 - a) - 1 - (a - 1) q) (e^(e(2)) - 1)) / (a - 1), and -log(1 - q) and the mean
-      log(1 - q + q e^((a - 1) e(a))) / (a - 1) where they are smaller;
-    the larger one of the two; or the expansion with its terms from l = 3 on three times, which holds for both
-    directions and is smaller for large q and small a; and never more than e(a).
-    Guarantees: an upper bound for adding and for removing a record. The other records' sample is averaged over, under
-    which the divergence does not grow (it is jointly quasi-convex).
+    Computes: the larger one of ``_adding`` and ``_removing`` a record, which hold the two proofs, and never more than
+    the curve itself. There e(a) is the mechanism's curve, P its output without and R with the record in the sample, the
+    rest of the sample being the same; M = (1 - q) P + q R, what comes out where the record is there to be sampled; and
+    L = R / P, so that M / P = 1 + q (L - 1) and E_P[L] = 1. What is known of L is the curve, in both directions:
+    E_P[L^a] and E_P[L^(1 - a)] are at most e^((a - 1) e(a)).
+    Guarantees: an upper bound on D_a(M | P) and on D_a(P | M). The rest of the sample is averaged over, under which the
+    divergence does not grow (e^((a - 1) D_a) is jointly convex). Nothing is charged for a mechanism that says nothing.
     Edge cases: q = 1 is the mechanism itself. Infinite stays infinite.
-    Source: the first expansion is Mironov, Talwar and Zhang (2019); with its factor 3 it is Zhu and Wang (2019),
-    Theorem 5, which alone would charge for a mechanism that says nothing. The second direction is ours: with
-    L = R / P the moment is E_P[(1 + q (L - 1))^(1 - a)]. For f(x) = (1 + x)^(1 - a) the remainder (f(x) - f(0) -
-    f'(0) x) / x^2 falls with x, because the third derivative of f is negative; x >= -q, so it is largest at -q.
-    E_P[L - 1] = 0, and E_P[(L - 1)^2] = e^(D_2(R | P)) - 1. The other two: M >= (1 - q) P, and f is convex. Below
-    order 2, x = q (L - 1): (1 + x)^a <= 1 + a x + x^a for x >= 0, and Taylor's remainder for -q <= x < 0, where
-    x^2 <= q^2.
     """
     if not 0 < sampling_rate <= 1:
         raise AccountingError(f"expected 0 < sampling_rate <= 1, got {sampling_rate}")
     plain = curve(orders)
     if sampling_rate == 1:
         return plain
-    added = np.minimum(_expanded(curve, sampling_rate, orders, 1), _below_two(curve, sampling_rate, orders))
-    both = np.maximum(added, _removed(curve, sampling_rate, orders))
-    return np.minimum(plain, np.minimum(both, _expanded(curve, sampling_rate, orders, 3)))
+    both = np.maximum(_adding(curve, sampling_rate, orders), _removing(curve, sampling_rate, orders))
+    return np.minimum(plain, both)
 
 
-def _expanded(curve: Curve, sampling_rate: float, orders: Orders, factor: int) -> NDArray[np.float64]:
-    """Return the binomial expansion at whole orders, its terms from l = 3 on times ``factor``, and its chords."""
+def _adding(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
+    """Return a bound on D_a(M | P), from the moment E_P[(1 + q (L - 1))^a].
+
+    Computes the smaller one of ``_expanded`` and, for a < 2, log(1 + q^a e^((a - 1) e(a)) + a (a - 1) / 2 (1 - q)^(a -
+    2) q^2) / (a - 1), which is far smaller where the mechanism alone gives much away.
+    Guarantees, for the latter, with x = q (L - 1) >= -q: where x >= 0, (1 + x)^a <= 1 + a x + x^a, as (1 + x)^(a - 1)
+    <= 1 + x^(a - 1) shows when both are integrated; and x <= q L. Where x < 0, Taylor's remainder a (a - 1) / 2 (1 +
+    y)^(a - 2) x^2 has y >= -q and x^2 <= q^2. E_P[x] = 0.
+    """
+    with np.errstate(over="ignore"):
+        large = np.exp(orders * math.log(sampling_rate) + (orders - 1) * curve(orders))
+    small = orders * (orders - 1) / 2 * (1 - sampling_rate) ** (orders - 2) * sampling_rate**2
+    below_two = np.where(orders < 2, np.log1p(large + small) / (orders - 1), np.inf)
+    return np.minimum(_expanded(curve, sampling_rate, orders), below_two)
+
+
+def _expanded(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
+    """Return a bound on D_a(M | P) by the binomial theorem.
+
+    Computes: at whole a, log(sum over l of C(a, l) (1 - q)^(a - l) q^l e^((l - 1) e(l))) / (a - 1), where the terms of
+    l = 0 and 1 are exact: E_P[L^l] is 1. Between whole orders the chord of (a - 1) D_a, which is convex in a, as the
+    logarithm of a moment, and 0 at a = 1.
+    Source: for Gaussian noise Mironov, Talwar and Zhang (2019, arXiv:1908.10530), where it is exact.
+    """
     whole = np.unique(np.concatenate([np.floor(orders), np.ceil(orders), [2.0]]))
     whole = whole[whole >= 2]
     terms = np.arange(2.0, whole.max() + 1)  # l
     # (orders, l): what does not exist has weight 0.
     binomials = gammaln(whole[:, None] + 1) - gammaln(terms + 1) - gammaln(np.maximum(whole[:, None] - terms, 0) + 1)
     logs = binomials + (whole[:, None] - terms) * math.log1p(-sampling_rate) + terms * math.log(sampling_rate)
-    logs += np.where(terms >= 3, math.log(factor), 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
         logs = np.where(terms <= whole[:, None], logs + (terms - 1) * curve(terms), -np.inf)
     first = (whole - 1) * math.log1p(-sampling_rate) + np.log1p((whole - 1) * sampling_rate)  # l = 0 and 1
@@ -120,18 +133,35 @@ def _expanded(curve: Curve, sampling_rate: float, orders: Orders, factor: int) -
     return np.asarray(chord / (orders - 1))
 
 
-def _below_two(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):
-        large = np.exp(orders * math.log(sampling_rate) + (orders - 1) * curve(orders))
-    small = orders * (orders - 1) / 2 * (1 - sampling_rate) ** (orders - 2) * sampling_rate**2
-    return np.where(orders < 2, np.log1p(large + small) / (orders - 1), np.inf)
+def _removing(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
+    """Return a bound on D_a(P | M), from the moment E_P[f(x)] with f(x) = (1 + x)^(1 - a) and x = q (L - 1) >= -q.
 
-
-def _removed(curve: Curve, sampling_rate: float, orders: Orders) -> NDArray[np.float64]:
+    Computes log(1 + the smallest of these) / (a - 1), with V = e^(e(2)) - 1 and W = e^((a - 1) e(a)) - 1; and never
+    more than -log(1 - q), because M >= (1 - q) P:
+    - steep:        ((1 - q)^(1 - a) - 1 - (a - 1) q) V
+    - interpolated: (1 - q) q^2 a (a - 1) / 2 V + q^3 W
+    - mean:         q W
+    Guarantees: write f(x) = 1 + (1 - a) x + x^2 h(x). By Taylor's theorem with the remainder as an integral, h(x) is
+    the integral of (1 - t) f''(t x) over t from 0 to 1, where f''(y) = a (a - 1) (1 + y)^(-a - 1) falls and is convex;
+    so does h, and so is h. Since E_P[x] = 0, the moment is 1 + E_P[x^2 h(x)], and E_P[(L - 1)^2] = E_P[L^2] - 1 <= V.
+    - steep: h is largest at the smallest x there can be, -q; and q^2 h(-q) is the factor of V.
+    - interpolated: x is the mean of 0 and L - 1 with weights 1 - q and q, and h is convex: h(x) <= (1 - q) h(0) + q
+      h(L - 1), with h(0) = a (a - 1) / 2 and (L - 1)^2 h(L - 1) = L^(1 - a) - 1 - (1 - a) (L - 1), of mean at most W.
+    - mean: f itself is convex in the same way: f(x) <= (1 - q) + q L^(1 - a).
+    Source: ours; tests/common/test_renyi.py lets a linear program search for a mechanism that passes it.
+    """
     power = orders - 1
+    log_rest = math.log1p(-sampling_rate)
     with np.errstate(over="ignore", invalid="ignore"):
-        remainder = np.expm1(-power * math.log1p(-sampling_rate)) - power * sampling_rate
-        quadratic = np.log1p(remainder * np.expm1(curve(np.array([2.0]))))
-        mean = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + power * curve(orders))
-    quadratic = np.nan_to_num(quadratic, nan=np.inf, posinf=np.inf)
-    return np.asarray(np.minimum(np.minimum(quadratic, mean) / power, -math.log1p(-sampling_rate)))
+        # Not below 0, where rounding may bring the curve of a mechanism that says nothing.
+        at_two, at_order = (np.maximum(0.0, np.expm1((at - 1) * curve(at))) for at in (np.array([2.0]), orders))
+        steep = (np.expm1(-power * log_rest) - power * sampling_rate) * at_two
+        flat = (1 - sampling_rate) * sampling_rate**2 * orders * power / 2 * at_two
+        interpolated = flat + sampling_rate**3 * at_order
+        smallest = np.minimum(np.minimum(_or_infinite(steep), _or_infinite(interpolated)), sampling_rate * at_order)
+    return np.minimum(np.log1p(smallest) / power, -log_rest)
+
+
+def _or_infinite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``values`` with inf for nan: 0 * inf bounds nothing."""
+    return np.nan_to_num(values, nan=np.inf, posinf=np.inf)

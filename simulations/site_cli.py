@@ -140,6 +140,7 @@ def add_audit(commands: Commands) -> None:
     )
     audit.add_argument("--epsilon", type=float, default=1.0, help="claimed epsilon, without a run (default 1)")
     audit.add_argument("--delta", type=float, default=1e-5, help="delta, without a run (default 1e-5)")
+    audit.add_argument("--method", default="random", help="method, without a run ('fedsieve methods'; default random)")
     audit.add_argument("--unit", choices=("record", "client"), default="record", help="privacy unit, without a run")
     audit.add_argument(
         "--canaries", type=int, default=5000, help="records, or sites, that try to be seen (default 5000)"
@@ -150,10 +151,14 @@ def add_audit(commands: Commands) -> None:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from simulations import audit  # torch: only where it is asked for
+    from simulations import audit, audit_plan  # torch: only where it is asked for
 
     folder: Path | None = options.run_folder
-    plan = audit.plan_of_run(folder) if folder else audit.plan_for(options.unit, options.epsilon, options.delta)
+    if folder:
+        plan = audit_plan.plan_of_run(folder)
+    else:
+        asked = (options.unit, options.epsilon, options.delta)
+        plan = audit_plan.plan_for(*asked, method=options.method, canaries=options.canaries)
     result = audit.audit(plan, options.canaries, options.seed)
     to = options.to or (folder or Path()) / audit.AUDIT_NAME
     to.write_text(json.dumps({**asdict(result), "plan": asdict(plan)}, indent=1) + "\n")

@@ -15,6 +15,7 @@ from client.selection import (
     select_sparse_vector,
 )
 from common.randomness import KeyStream, SecureRandomness, gumbel, laplace, open_uniforms
+from simulations.benchmarks.methods import choosing
 from simulations.seeded import GeneratorRandomness
 
 MEAN = np.array([0.9, -0.5, 0.0, 2.0, 0.3])
@@ -65,6 +66,12 @@ def test_one_shot_gumbel_has_the_distribution_of_peeling() -> None:
     assert _p_value(drawn, _peeling_probabilities(2)) > 1e-3
     for wrong in (2 / 3, 3 / 2):  # the near miss: noise of another scale has another distribution
         assert _p_value(drawn, _peeling_probabilities(2, wrong)) < 1e-6
+
+
+def test_choosing_costs_less_than_the_noise_of_all_coordinates() -> None:
+    """A ratio, so that it means the same on every machine: 'make bench-methods' has the seconds."""
+    cost = choosing(size=300_000, picks=300)
+    assert cost.cpu < cost.peer_cpu
 
 
 def test_the_likelihood_of_every_set_is_within_the_range_that_is_paid_for() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from common.compressive import Measurement, enough_rows, largest_entries, recover
 from common.errors import ConfigError
+from simulations.benchmarks.methods import cost_of
 
 
 def _dense(measurement: Measurement) -> np.ndarray:
@@ -97,6 +98,14 @@ def test_recovery_in_noise_beats_the_textbook_on_average() -> None:
         theirs = _textbook(_dense(measurement), 3, measured)
         errors.append((np.linalg.norm(ours - truth), np.linalg.norm(theirs - truth)))
     assert np.mean(errors, axis=0)[0] < np.mean(errors, axis=0)[1]
+
+
+def test_recovery_is_much_faster_than_the_textbook() -> None:
+    measurement = Measurement(3, 0, 1500, enough_rows(1500, 8), 8)
+    rng, psi = np.random.default_rng(3), _dense(Measurement(3, 0, 1500, enough_rows(1500, 8), 8))
+    measured = measurement.of(np.arange(0, 800, 100), rng.normal(size=8)) + 0.01 * rng.laplace(size=measurement.rows)
+    cost = cost_of("", lambda: recover(measurement, measured), "", lambda: _textbook(psi, 8, measured))
+    assert cost.cpu < cost.peer_cpu / 2
 
 
 def test_edge_cases() -> None:

@@ -24,7 +24,7 @@ from server.downlink import Downlink
 from server.methods import open_policy
 from server.methods.importance import Policy
 from server.runlog import read_events
-from simulations.audit import CanaryModel
+from simulations.canaries import CanaryModel
 from simulations.run import Engine, simulate
 from simulations.sites import SimulatedSites
 from tests.support import SMALL_MODEL, small_config, small_dataset, small_plan

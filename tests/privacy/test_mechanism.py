@@ -138,6 +138,8 @@ def test_noise_has_the_promised_scale() -> None:
     noise = noise_of(noise_multiplier=1.5)
     # The standard error of the std over a million draws is 0.07 %; 0.9x and 1.1x are 140 of them away.
     assert noise.std() == pytest.approx(1.5, rel=0.005)
+    for wrong in (0.9, 1.1):
+        assert noise_of(noise_multiplier=1.5 * wrong).std() != pytest.approx(1.5, rel=0.005)
     assert abs(noise.mean()) < 5 * 1.5 / 1000
     fourth = ((noise / 1.5) ** 4).mean()
     assert fourth == pytest.approx(3, abs=0.06)  # Gaussian kurtosis; uniform noise would give 1.8

@@ -43,6 +43,16 @@ def test_logistic_regression_on_loans(tmp_path: Path) -> None:
     assert end["accuracy"] == 1.0
 
 
+def test_linear_regression_on_loans_by_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "loans.csv"
+    path.write_text("\n".join([HEADER, *[GOOD, BAD] * 50]) + "\n")
+    settings = {"model": "linear-regression:20", "method": "compressive", "final_density": 0.24, "measurements": 20}
+    learning = {"rounds": 30, "sampling_rate": 1.0, "learning_rate": 0.1, "entry_bound": 1.0, "epsilon": 1e5}
+    start, end = _run(tmp_path / "out", dataset=str(path), **settings, **learning)
+    assert end["loss"] < 0.5 * start["initial_loss"]
+    assert end["uplink"]["index"] == 0 and start["published_epsilon"] < end["epsilon"]
+
+
 def test_word_embeddings_learn_which_words_stand_together(tmp_path: Path) -> None:
     start, end = _run(
         tmp_path,
