@@ -142,7 +142,7 @@ class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     """Lets nobody in who does not show the token; health checks need none."""
 
     def __init__(self, token: str) -> None:
-        self._token = token
+        self._token = token.encode()
 
         def refuse(request: Any, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the site's token is missing or wrong")
@@ -152,9 +152,13 @@ class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Check the token that came with a call."""
         shown = dict(details.invocation_metadata).get(TOKEN_KEY, "")
-        if details.method.startswith("/grpc.health.") or hmac.compare_digest(str(shown), self._token):
+        if details.method.startswith("/grpc.health.") or hmac.compare_digest(_bytes(shown), self._token):
             return continuation(details)
         return self._refused
+
+
+def _bytes(shown: str | bytes) -> bytes:
+    return shown if isinstance(shown, bytes) else shown.encode()
 
 
 class Daemon:

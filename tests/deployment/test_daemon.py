@@ -20,11 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import remote
 from client.app import app
-from client.channel import Access
+from client.channel import MAX_MESSAGE_BYTES, Access
 from client.ledger import Ledger
 from client.policy import SitePolicy
 from client.randomness import OsRandomness
 from client.remote import RemoteSite
+from client.rpc import site_pb2 as messages
+from client.rpc.site_pb2_grpc import SiteStub
 from client.service import Daemon
 from client.site import Guard, Site, Workbench
 from common.accounting import Charge
@@ -118,9 +120,6 @@ def test_the_shim_carries_bytes_to_the_daemon_and_back(tmp_path: Path, access: A
 def test_a_model_is_tried_on_the_sites_records_and_the_result_stays_there(
     tmp_path: Path, access: Access, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from client.rpc import site_pb2 as messages
-    from client.rpc.site_pb2_grpc import SiteStub
-
     plan, model, _ = request()
     with serving(tmp_path, access), access.open_channel() as channel, caplog.at_level("INFO", "fedsieve.site"):
         reply = SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=plan, model=model))
@@ -168,14 +167,60 @@ def test_both_sides_prove_who_they_are(tmp_path: Path) -> None:
         assert ledger.length == 1
 
 
+def test_a_token_travels_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, wrong = tmp_path / "token", tmp_path / "wrong"
+    token.write_text("t" * 40)
+    wrong.write_text("w" * 40)
+    ours, others = Authority(tmp_path / "ours", "ca"), Authority(tmp_path / "others", "ca")
+    server, port = ours.issue("daemon"), free_port()
+    address = f"localhost:{port}"
+    daemon = Access(address=f"0.0.0.0:{port}", certificate=server.certificate, key=server.key, token=token)
+    with serving(tmp_path, daemon) as ledger:
+        for bad in (Access(address=address, ca=ours.ca), Access(address=address, ca=ours.ca, token=wrong)):
+            with pytest.raises(SiteUnreachable, match="UNAUTHENTICATED"):
+                RemoteSite(bad).train(*request())
+        assert ledger.length == 0
+        assert RemoteSite(Access(address=address, ca=ours.ca, token=token)).train(*request())
+        monkeypatch.setattr(remote, "_CONNECT_SECONDS", 2.0)  # it has just answered faster
+        for bad in (Access(address=address, ca=others.ca, token=token), Access(address=address, token=token)):
+            with pytest.raises(SiteUnreachable, match="no site answers"):
+                RemoteSite(bad).train(*request(2))
+        assert ledger.length == 1
+
+
 def test_an_open_address_needs_keys(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="can be reached from other hosts"),
-        serving(tmp_path, Access(address=f"0.0.0.0:{free_port()}")),
+    server = Authority(tmp_path / "ours", "ca").issue("daemon")
+    (tmp_path / "token").write_text("t" * 40)
+    address, token = f"0.0.0.0:{free_port()}", tmp_path / "token"
+    for access, message in (
+        (Access(address=address), "can be reached from other hosts"),
+        (Access(address=address, token=token), "can be reached from other hosts"),  # it could be read on its way
+        (Access(address=address, certificate=server.certificate, key=server.key), "lets everybody in"),
+        (Access(address="localhost:1", ca=server.ca), "three files"),
     ):
-        pass
-    with pytest.raises(ConfigError, match="three files"):
-        Access(address="x:1", ca=tmp_path)
+        with pytest.raises(ConfigError, match=message), serving(tmp_path / str(len(list(tmp_path.iterdir()))), access):
+            pass
+    for access in (Access(address="hospital:9301", token=token), Access(address="hospital:9301")):
+        with pytest.raises(ConfigError, match="name the CA's certificate"):
+            RemoteSite(access).train(*request())
+    with pytest.raises(ConfigError, match="go together"):
+        Access(address="x:1", certificate=tmp_path)
+
+
+def test_a_message_that_is_too_long_is_refused_before_anything_is_done(tmp_path: Path, access: Access) -> None:
+    plan, _, _ = request()
+    too_long = messages.TrainRequest(plan=plan, model=bytes(MAX_MESSAGE_BYTES))
+    unlimited = [("grpc.max_send_message_length", -1)]
+    with serving(tmp_path, access) as ledger:
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            with (
+                grpc.insecure_channel(access.address, options=unlimited, compression=compression) as channel,
+                pytest.raises(grpc.RpcError) as refused,
+            ):
+                list(SiteStub(channel).Train(too_long))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ledger.length == 0
+        assert RemoteSite(access).train(*request())
 
 
 def test_an_address_is_served_by_one_daemon_alone(tmp_path: Path) -> None:
