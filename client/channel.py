@@ -1,6 +1,8 @@
 """How a shim and a site's daemon find and trust each other: an address, and TLS keys or a token where needed."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +100,8 @@ class Access:
             raise ConfigError("TLS alone lets everybody in: give the CA of those who may ask (--tls-ca), or a --token")
         try:
             if key is None:
-                server.add_insecure_port(self.address)
+                with _closed_to_strangers():
+                    server.add_insecure_port(self.address)
                 return
             ca = None if self.ca is None else _read(self.ca, "CA's certificate")
             credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=ca is not None)
@@ -113,6 +116,17 @@ class Access:
         if self.key is None or self.certificate is None:
             return None, None
         return _read(self.key, "key"), _read(self.certificate, "certificate")
+
+
+@contextmanager
+def _closed_to_strangers() -> Iterator[None]:
+    """Have files, such as a unix socket, made for their owner and group alone, whatever the umask."""
+    before = os.umask(0o007)
+    os.umask(before | 0o007)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _read(path: Path, what: str) -> bytes:

@@ -123,6 +123,9 @@ class SiteService(SiteServicer):
                 score = self._site.evaluate(request.plan, request.model, request.signature)
         except FedsieveError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Exception:  # gRPC would tell the asker its words, and these may be about a record
+            log.exception("evaluation failed")
+            context.abort(grpc.StatusCode.INTERNAL, "evaluation failed at the site")
         accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.4f}, "
         log.info("model %s: %sloss %.4f on this site's records", score.digest, accuracy, score.loss)
         return messages.EvaluateReply()

@@ -3,12 +3,14 @@
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -31,6 +33,7 @@ from client.service import Daemon
 from client.site import Guard, Site, Workbench
 from common.accounting import Charge
 from common.broadcast import encode_held
+from common.datasets import Dataset
 from common.errors import ConfigError, ModelMissing, PlanRefused, SiteUnreachable, WireError
 from common.models import initial_vector
 from common.records import Introduction, ModelWanted, Refusal, Release, Request, parse_answer
@@ -47,13 +50,13 @@ def request(round_number: int = 1, **changes: object) -> tuple[bytes, bytes, byt
 
 
 @contextmanager
-def serving(folder: Path, access: Access, **limits: object) -> Iterator[Ledger]:
+def serving(folder: Path, access: Access, data: Dataset = DATA, **limits: object) -> Iterator[Ledger]:
     ledger = Ledger.create(folder / "ledger")
     policy = SitePolicy.parse(
         {"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL], "value-codings": ["calibrated", "f32"], **limits}
     )
     guard = Guard(policy, ledger)
-    site = Site(site_data(DATA.train_inputs, DATA.train_targets), OsRandomness(), Workbench("cpu"), guard)
+    site = Site(site_data(data.train_inputs, data.train_targets), OsRandomness(), Workbench("cpu"), guard)
     daemon = Daemon(site, guard, access, threads=1)
     daemon.start()
     try:
@@ -128,6 +131,33 @@ def test_a_model_is_tried_on_the_sites_records_and_the_result_stays_there(
         other = small_request(np.zeros(26_010, np.float32), model="dp-cnn-s")
         with pytest.raises(grpc.RpcError, match="outside this site's policy"):
             SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=other[0], model=other[1]))
+
+
+def test_what_goes_wrong_with_a_record_is_for_the_sites_log_alone(
+    tmp_path: Path, access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    impossible = replace(DATA, train_targets=np.full_like(DATA.train_targets, 7))  # of 3 classes
+    plan, model, _ = request(sampling_rate=1.0, noise_multiplier=10.0)
+    with serving(tmp_path, access, impossible), access.open_channel() as channel:
+        stub = SiteStub(channel)
+        for ask in (
+            lambda: stub.Evaluate(messages.EvaluateRequest(plan=plan, model=model)),
+            lambda: list(stub.Train(messages.TrainRequest(plan=plan, model=model))),
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                ask()
+            assert failed.value.code() is grpc.StatusCode.INTERNAL
+            assert failed.value.details() in ("evaluation failed at the site", "training failed at the site")
+    assert "Target 7 is out of bounds" in caplog.text
+
+
+def test_a_unix_socket_is_closed_to_strangers(tmp_path: Path, access: Access) -> None:
+    before = os.umask(0)
+    try:
+        with serving(tmp_path, access):
+            assert stat.S_IMODE((tmp_path / "site.sock").stat().st_mode) == 0o770
+    finally:
+        os.umask(before)
 
 
 def test_health(tmp_path: Path, access: Access) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deployment.counters import compare
 from deployment.superlink import RunStatus, SuperLink
@@ -134,6 +135,8 @@ def test_a_site_has_no_way_out(stack: Stack) -> None:
 def test_other_sites_and_a_gpu_by_override(stack: Stack) -> None:
     four = stack.compose.output("--profile", "four-sites", "config", "--services").split()
     assert {"site-3", "node-3", "site-4", "node-4"} <= set(four)
-    gpu = stack.compose.output("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config")
-    assert gpu.count("nvidia") == 2
+    gpu = yaml.safe_load(stack.compose.output("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config"))
+    for site in ("site-1", "site-2"):
+        (device,) = gpu["services"][site]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     assert SMALL_MODEL in stack.inside("site-1", "cat", "/policy/site.toml")
