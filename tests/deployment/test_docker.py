@@ -1,7 +1,6 @@
 """The containers of docker-compose.yml, built and run for real: ``make test-docker``."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from deployment.superlink import RunStatus, SuperLink
 from server.runlog import read_events
 from simulations.demo_sites import DemoDeployment, prepare
 from simulations.deploy_demo import Compose, containers
-from tests.deployment.running import PROJECT, wait_until
+from tests.deployment.running import PROJECT, open_to_containers, wait_until
 from tests.support import SMALL_MODEL, small_config, small_dataset
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -48,9 +47,7 @@ def docker(*words: str) -> str:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("containers")
-    for parent in (folder, *folder.parents):  # pytest's folders are for their owner alone
-        if os.getuid() == 0 and parent.owner() == "root" and str(parent).startswith("/tmp/"):
-            parent.chmod(0o711)
+    open_to_containers(folder)
     config = small_config(folder, sites=2)
     files = prepare(folder / "files", small_dataset(), config, hosts=("superlink", "gate"), limits={"epsilon": "100"})
     with containers(files, "fedsieve-test") as compose:
