@@ -133,6 +133,29 @@ def test_a_model_is_tried_on_the_sites_records_and_the_result_stays_there(
             SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=other[0], model=other[1]))
 
 
+def test_progress_comes_as_it_happens(tmp_path: Path, access: Access) -> None:
+    plan, model, _ = request()
+    with serving(tmp_path, access), access.open_channel() as channel:
+        *steps, last = SiteStub(channel).Train(messages.TrainRequest(plan=plan, model=model))
+        assert [(one.progress.steps_done, one.progress.steps) for one in steps] == [(done, 4) for done in range(4)]
+        assert last.WhichOneof("event") == "update" and last.update
+
+
+def test_nothing_that_a_server_names_is_imported(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_server.py").write_text("build = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan, model, _ = request(model="named_by_a_server:build")
+    with serving(tmp_path, access) as ledger, access.open_channel() as channel:
+        with pytest.raises(PlanRefused, match="outside this site's policy: models are"):
+            RemoteSite(access).train(plan, model, b"")
+        with pytest.raises(grpc.RpcError, match="outside this site's policy: models are"):
+            SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=plan, model=model))
+        assert ledger.length == 0
+    assert "named_by_a_server" not in sys.modules
+
+
 def test_what_goes_wrong_with_a_record_is_for_the_sites_log_alone(
     tmp_path: Path, access: Access, caplog: pytest.LogCaptureFixture
 ) -> None:
