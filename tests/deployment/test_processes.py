@@ -61,7 +61,7 @@ def test_a_server_killed_with_its_superlink_goes_on_and_charges_nobody_twice(run
 def test_an_operator_sees_runs_and_nodes_reads_logs_and_stops_a_run(
     running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500)) == 0
+    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
     run_id = capsys.readouterr().out.split()[1]
     wait_until(lambda: running.events("stopped", "round"))
     assert operator(running, "stop", run_id) == 0
