@@ -27,9 +27,8 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-def long_rounds(folder: Path, round_deadline: float) -> AbstractContextManager[Running]:
-    limits = {"epsilon": "1000.0"}
-    return deployment(folder, limits=limits, round_deadline=round_deadline, epsilon=1000.0, **LONG)
+def long_rounds(folder: Path, **changes: float) -> AbstractContextManager[Running]:
+    return deployment(folder, limits={"epsilon": "1000.0"}, epsilon=1000.0, **{**LONG, **changes})
 
 
 def strike_in_round_2(running: Running, strike: Callable[[], None]) -> None:
@@ -98,7 +97,8 @@ def test_a_killed_server_app_and_superlink_together(running: Running, tmp_path: 
 @pytest.mark.parametrize("name", ["site-1-daemon", "site-1-node"])
 def test_a_site_paused_in_the_middle_of_its_training_holds_nobody_and_comes_back(tmp_path: Path, name: str) -> None:
     deadline = 60.0
-    with long_rounds(tmp_path, deadline) as running:
+    # The end of round 2 and round 3 must fit into one deadline, also where other work is going on.
+    with long_rounds(tmp_path, round_deadline=deadline, steps_per_round=500) as running:
 
         def pause_over_the_end_of_the_round() -> None:
             process = running.processes.processes[name].process
