@@ -58,30 +58,6 @@ def test_a_server_killed_with_its_superlink_goes_on_and_charges_nobody_twice(run
     assert [running.site(number).status().entries for number in (0, 1)] == [count + 3 for count in before]
 
 
-def test_an_operator_sees_runs_and_nodes_reads_logs_and_stops_a_run(
-    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
-    run_id = capsys.readouterr().out.split()[1]
-    wait_until(lambda: running.events("stopped", "round"))
-    assert operator(running, "stop", run_id) == 0
-    wait_until(lambda: running.processes.link.run_status(int(run_id)).finished)
-    wait_until(lambda: not running.server_apps())  # it ends between rounds
-    stopped_after = len(running.events("stopped", "round"))
-    assert stopped_after < 500
-    assert operator(running, "logs", run_id) == 0
-    assert "round 1" in capsys.readouterr().out.lower()
-    passing = SiteKeys.create(tmp_path / "passing-by", running.files.server.ca, ("localhost",), 1)
-    assert operator(running, "register", str(passing.public)) == 0
-    node = capsys.readouterr().out.split()[-1]
-    assert operator(running, "status") == 0
-    seen = capsys.readouterr().out
-    assert seen.count(" online ") == 2 and "3 nodes" in seen and "passing-by" in seen
-    assert f"{run_id} " in seen and "stopped" in seen and "from sites" in seen
-    assert operator(running, "unregister", node) == 0
-    assert len(running.processes.link.nodes()) == 2
-
-
 def operator(running: Running, *words: str) -> int:
     """Run ``fedsieve deploy`` as the server's operator does."""
     return main(["deploy", *words, "--superlink", running.processes.address, "--ca", str(running.files.server.ca)])
@@ -196,3 +172,26 @@ def test_bad_input_is_told(running: Running, tmp_path: Path) -> None:
         link.register(tmp_path / "none.pub")
     with pytest.raises(DeploymentError, match="refuses"):
         link.register(running.files.sites[0].keys.public)
+
+
+def test_an_operator_sees_runs_and_nodes_reads_logs_and_stops_a_run(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
+    run_id = capsys.readouterr().out.split()[1]
+    wait_until(lambda: running.events("stopped", "round"))
+    assert operator(running, "stop", run_id) == 0
+    wait_until(lambda: running.processes.link.run_status(int(run_id)).finished)
+    wait_until(lambda: not running.server_apps())  # it ends between rounds
+    assert len(running.events("stopped", "round")) < 500
+    assert operator(running, "logs", run_id) == 0
+    assert "round 1" in capsys.readouterr().out.lower()
+    passing = SiteKeys.create(tmp_path / "passing-by", running.files.server.ca, ("localhost",), 1)
+    assert operator(running, "register", str(passing.public)) == 0
+    node = capsys.readouterr().out.split()[-1]
+    assert operator(running, "status") == 0
+    seen = capsys.readouterr().out
+    assert seen.count(" online ") == 2 and "passing-by" in seen
+    assert f"{run_id} " in seen and "stopped" in seen and "from sites" in seen
+    assert operator(running, "unregister", node) == 0
+    assert [one.status for one in running.processes.link.nodes() if one.name == "passing-by"] == ["unregistered"]
