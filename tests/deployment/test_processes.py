@@ -179,7 +179,7 @@ def test_an_operator_sees_runs_and_nodes_reads_logs_and_stops_a_run(
 ) -> None:
     assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
     run_id = capsys.readouterr().out.split()[1]
-    wait_until(lambda: running.events("stopped", "round"))
+    wait_until(lambda: running.events("stopped", "round"), 300)
     assert operator(running, "stop", run_id) == 0
     wait_until(lambda: running.processes.link.run_status(int(run_id)).finished)
     wait_until(lambda: not running.server_apps())  # it ends between rounds
