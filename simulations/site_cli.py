@@ -60,7 +60,7 @@ def _add_access(parser: argparse.ArgumentParser, flag: str, about: str) -> None:
     for name, text in (("ca", "CA's certificate"), ("certificate", "own certificate"), ("key", "key of it")):
         parser.add_argument(f"--tls-{name}", type=Path, metavar="FILE", help=f"mutual TLS: {text}")
     parser.add_argument(
-        "--token", type=Path, metavar="FILE", help="file with a secret that both sides know; between hosts it needs TLS too"
+        "--token", type=Path, metavar="FILE", help="secret that both sides know; between hosts it needs TLS too"
     )
 
 
