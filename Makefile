@@ -47,7 +47,7 @@ deploy-local: $(READY)  ## a deployment as plain processes: TLS, authenticated n
 deploy-demo: $(READY)  ## the same in containers; needs Docker and Compose
 	$(BIN)/python -m simulations.deploy_demo docker
 
-test-deployment: $(READY)  ## the slow tests of deployments: every process killed, a paused site, memory over 50 rounds
+test-deployment: $(READY)  ## the slow tests of deployments: every process killed, paused sites, memory over 50 rounds, the docs' first run
 	$(BIN)/python -m pytest -m slow tests/deployment
 
 test-docker: $(READY)  ## the tests that need a Docker engine

@@ -1,6 +1,8 @@
 """How a shim and a site's daemon find and trust each other: an address, and TLS keys or a token where needed."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +35,8 @@ class Access:
     """Where a daemon listens and what it takes to be let in.
 
     ``address`` is HOST:PORT or unix:PATH. With ``ca``, ``certificate`` and ``key`` both sides prove who they are
-    (mutual TLS); a ``token`` is a secret file that both can read.
+    (mutual TLS). A ``token`` is a secret file that both can read; where others could listen in it travels under TLS
+    too: the daemon then has a ``certificate`` and its ``key``, the shim the ``ca`` that signed it.
     """
 
     address: str
@@ -43,9 +46,8 @@ class Access:
     token: Path | None = None
 
     def __post_init__(self) -> None:
-        tls = (self.ca, self.certificate, self.key)
-        if any(tls) and not all(tls):
-            raise ConfigError("mutual TLS needs three files: the CA's certificate, the own certificate and its key")
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("a certificate and its key go together: give both, or neither")
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, object]) -> "Access | None":
@@ -72,35 +74,59 @@ class Access:
         return secret
 
     def open_channel(self) -> grpc.Channel:
-        """Connect, as a shim does."""
-        if self.ca is None or self.certificate is None or self.key is None:
+        """Connect, as a shim does; an address that others can listen in on needs TLS."""
+        if self.ca is None:
+            if self.certificate is not None or not self.local:
+                raise ConfigError(
+                    f"to reach a site at {self.address} under TLS, name the CA's certificate that proves who answers "
+                    "there (site-ca in the node config, --tls-ca)"
+                )
             return grpc.insecure_channel(self.address, options=_SHIM_OPTIONS)
-        credentials = grpc.ssl_channel_credentials(
-            _read(self.ca, "CA's certificate"), _read(self.key, "key"), _read(self.certificate, "certificate")
-        )
+        credentials = grpc.ssl_channel_credentials(_read(self.ca, "CA's certificate"), *self._own_proof())
         return grpc.secure_channel(self.address, credentials, options=_SHIM_OPTIONS)
 
     def listen(self, server: grpc.Server) -> None:
-        """Have ``server`` listen; an address that others can reach needs TLS or a token."""
-        if not self.local and self.ca is None and self.token is None:
+        """Have ``server`` listen; an address that others can reach needs TLS, and a proof of who asks."""
+        key, certificate = self._own_proof()
+        if key is None and self.ca is not None:
+            raise ConfigError("mutual TLS needs three files: the CA's certificate, the own certificate and its key")
+        if key is None and not self.local:
             raise ConfigError(
                 f"{self.address} can be reached from other hosts: give mutual TLS (--tls-ca, --tls-certificate, "
-                "--tls-key) or a token file (--token), or listen on 127.0.0.1 or a unix socket"
+                "--tls-key) or a certificate and a token (--tls-certificate, --tls-key, --token), or listen on "
+                "127.0.0.1 or a unix socket"
             )
+        if key is not None and self.ca is None and self.token is None:
+            raise ConfigError("TLS alone lets everybody in: give the CA of those who may ask (--tls-ca), or a --token")
         try:
-            if self.ca is None or self.certificate is None or self.key is None:
-                server.add_insecure_port(self.address)
+            if key is None:
+                with _closed_to_strangers():
+                    server.add_insecure_port(self.address)
                 return
-            credentials = grpc.ssl_server_credentials(
-                [(_read(self.key, "key"), _read(self.certificate, "certificate"))],
-                _read(self.ca, "CA's certificate"),
-                require_client_auth=True,
-            )
+            ca = None if self.ca is None else _read(self.ca, "CA's certificate")
+            credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=ca is not None)
             server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {self.address}, perhaps because another daemon does: {error}"
             ) from error
+
+    def _own_proof(self) -> tuple[bytes | None, bytes | None]:
+        """Return the own key and certificate, if there are any."""
+        if self.key is None or self.certificate is None:
+            return None, None
+        return _read(self.key, "key"), _read(self.certificate, "certificate")
+
+
+@contextmanager
+def _closed_to_strangers() -> Iterator[None]:
+    """Have files, such as a unix socket, made for their owner and group alone, whatever the umask."""
+    before = os.umask(0o007)
+    os.umask(before | 0o007)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _read(path: Path, what: str) -> bytes:

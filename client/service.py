@@ -123,6 +123,9 @@ class SiteService(SiteServicer):
                 score = self._site.evaluate(request.plan, request.model, request.signature)
         except FedsieveError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Exception:  # gRPC would tell the asker its words, and these may be about a record
+            log.exception("evaluation failed")
+            context.abort(grpc.StatusCode.INTERNAL, "evaluation failed at the site")
         accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.4f}, "
         log.info("model %s: %sloss %.4f on this site's records", score.digest, accuracy, score.loss)
         return messages.EvaluateReply()
@@ -142,7 +145,7 @@ class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     """Lets nobody in who does not show the token; health checks need none."""
 
     def __init__(self, token: str) -> None:
-        self._token = token
+        self._token = token.encode()
 
         def refuse(request: Any, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the site's token is missing or wrong")
@@ -152,9 +155,13 @@ class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Check the token that came with a call."""
         shown = dict(details.invocation_metadata).get(TOKEN_KEY, "")
-        if details.method.startswith("/grpc.health.") or hmac.compare_digest(str(shown), self._token):
+        if details.method.startswith("/grpc.health.") or hmac.compare_digest(_bytes(shown), self._token):
             return continuation(details)
         return self._refused
+
+
+def _bytes(shown: str | bytes) -> bytes:
+    return shown if isinstance(shown, bytes) else shown.encode()
 
 
 class Daemon:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from client.clipping.book_keeping import ClippedSum
+from client.clipping.self_check import require_agreement
 from client.data import SiteData
 from client.ledger import Ledger
 from client.mechanisms import train_round
@@ -123,14 +125,18 @@ class Site:
         """Raise ModelError or DatasetError unless the model of that name can be trained on this site's records.
 
         For the site's operator, before anything is served: in a round, a record that the model cannot take would end
-        the training, and that it did would tell of the record.
+        the training, and that it did would tell of the record. Nor would it do to find out there that the model's
+        records cannot be clipped one by one: the round is paid for, and its parameters are the server's choice.
         """
         model = self._workbench.model(name)
-        inputs, _ = self._data.example(2, model.vector.device)
+        inputs, made_up_targets = self._data.example(3, model.vector.device)
         try:
             outputs = model.module(models.channels_last(inputs))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ModelError(f"{name} does not take records of shape {tuple(inputs.shape[1:])}: {error}") from error
+        if self._guard is None or "record" in self._guard.policy.privacy_units:
+            engine = ClippedSum(model, None, 1.0, physical_batch_size=len(inputs))
+            require_agreement(model, engine, inputs, made_up_targets, None)
         if hasattr(model.module, "loss"):  # its targets are its own
             return
         targets = self._data.targets[self._data.rows]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _PROJECT = Path(__file__).resolve().parent.parent
 _YEARS_2 = 730
+_HERE = ("localhost", "127.0.0.1")
+_SERVER_HOSTS = ("superlink", *_HERE)  # the first is its name among the containers of docker-compose.yml
 
 
 def add_keys(commands: Commands) -> None:
@@ -29,26 +31,31 @@ def add_keys(commands: Commands) -> None:
     renew.add_argument("folder", type=Path, help="folder of the server's keys")
     renew.set_defaults(run=_renew)
     for parser in (init, renew):
-        _add_hosts(parser, "name or address at which sites reach the SuperLink")
+        _add_hosts(parser, "name or address at which sites reach the SuperLink", _SERVER_HOSTS)
     site = actions.add_parser("add-site", help="make a site's keys: its node's, its shim's and its daemon's")
     site.add_argument("folder", type=Path, help="new folder for the site's keys; its name is the site's")
     site.add_argument("--server", type=Path, required=True, metavar="PUBLIC", help="folder that the server gave out")
-    _add_hosts(site, "name or address at which the shim reaches the site's daemon")
+    _add_hosts(site, "name or address at which the shim reaches the site's daemon", _HERE)
     site.set_defaults(run=_add_site)
     server = actions.add_parser("server", help="make the key that signs plans alone, and print its public half")
     server.add_argument("key", type=Path, help="file to write the key to; keep it secret")
     server.set_defaults(run=_server_key)
 
 
-def _add_hosts(parser: argparse.ArgumentParser, about: str) -> None:
+def _add_hosts(parser: argparse.ArgumentParser, about: str, always: tuple[str, ...]) -> None:
     parser.add_argument(
-        "--host", action="append", default=[], metavar="HOST", help=f"{about}; may be repeated (always: localhost)"
+        "--host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help=f"{about}; may be repeated (always: {', '.join(always)})",
     )
     parser.add_argument("--days", type=int, default=_YEARS_2, help=f"days that it is good for (default {_YEARS_2})")
+    parser.set_defaults(always=always)
 
 
 def _hosts(options: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*options.host, "localhost", "127.0.0.1")))
+    return tuple(dict.fromkeys((*options.host, *options.always)))
 
 
 def _init(options: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ Stands alone: imports nothing of Fedsieve, so that its image needs this file and
 """
 
 import argparse
+import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,12 +18,15 @@ from pathlib import Path
 import httpx
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 _MAX_BODY = 1 << 28  # 256 MiB, as between shim and daemon
-_KEPT_HEADERS = ("content-type", "accept", "content-encoding")
+_CHUNK_SECONDS = 60.0  # for the next piece of a request to come
+_KEPT_HEADERS = ("content-type", "content-length", "accept", "content-encoding")
 
 
 def build(superlink: str, ca: Path) -> Starlette:
@@ -35,23 +40,50 @@ def build(superlink: str, ca: Path) -> Starlette:
             yield
 
     async def hand_on(request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY:
-                return Response(f"at most {_MAX_BODY} bytes", status_code=413)
         headers = {n: v for n, v in request.headers.items() if n in _KEPT_HEADERS or n.startswith(("flwr-", "x-flwr-"))}
+        body = _pieces(request) if request.method == "POST" else None
+        client: httpx.AsyncClient = request.app.state.client
         try:
-            reply = await request.app.state.client.request(
-                request.method, request.url.path, content=body, headers=headers
-            )
+            asked = client.build_request(request.method, _path(request), content=body, headers=headers)
+            reply = await client.send(asked, stream=True)
         except httpx.TransportError as error:  # nodes try again after a 503
             return Response(f"the SuperLink does not answer: {type(error).__name__}", status_code=503)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         kept = {n: v for n, v in reply.headers.items() if n == "content-type" or n.startswith(("flwr-", "x-flwr-"))}
-        return Response(reply.content, reply.status_code, kept)
+        return StreamingResponse(reply.aiter_bytes(), reply.status_code, kept, background=BackgroundTask(reply.aclose))
 
     routes = [Route("/v1/fleet/{call}", hand_on, methods=["POST"]), Route("/health", hand_on, methods=["GET"])]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _path(request: Request) -> str:
+    """Return the path to ask the SuperLink for: what the routes let through, and no name that could mean another."""
+    call = request.path_params.get("call")
+    if call is None:
+        return "/health"
+    if not re.fullmatch("[a-z-]+", call):
+        raise HTTPException(404)
+    return f"/v1/fleet/{call}"
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield a request's body as it comes: whoever sends much, or slowly, fills nobody's memory here."""
+    if int(request.headers.get("content-length", 0)) > _MAX_BODY:
+        raise HTTPException(413, f"at most {_MAX_BODY} bytes")
+    size, pieces = 0, aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(_CHUNK_SECONDS):
+                piece = await anext(pieces)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise HTTPException(408, f"nothing came for {_CHUNK_SECONDS:g} s") from None
+        size += len(piece)
+        if size > _MAX_BODY:
+            raise HTTPException(413, f"at most {_MAX_BODY} bytes")
+        yield piece
 
 
 def main() -> None:
@@ -68,6 +100,7 @@ def main() -> None:
         port=int(port),
         ssl_certfile=str(options.keys / "server.crt"),
         ssl_keyfile=str(options.keys / "server.key"),
+        ws="none",
         log_level="warning",
     )
 

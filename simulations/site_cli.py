@@ -60,7 +60,9 @@ def _add_access(parser: argparse.ArgumentParser, flag: str, about: str) -> None:
     parser.add_argument(flag, dest="address", default="127.0.0.1:9301", help=f"{about} (default 127.0.0.1:9301)")
     for name, text in (("ca", "CA's certificate"), ("certificate", "own certificate"), ("key", "key of it")):
         parser.add_argument(f"--tls-{name}", type=Path, metavar="FILE", help=f"mutual TLS: {text}")
-    parser.add_argument("--token", type=Path, metavar="FILE", help="file with a secret that both sides know")
+    parser.add_argument(
+        "--token", type=Path, metavar="FILE", help="secret that both sides know; between hosts it needs TLS too"
+    )
 
 
 def _access(options: argparse.Namespace) -> Access:

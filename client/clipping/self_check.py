@@ -24,23 +24,25 @@ def require_agreement(
     """Raise ModelError unless the engine's sums and norms on a few records are those of plain autograd.
 
     The engine's sum must be the gradient of the records' summed loss, and the gradient of each, computed alone, must
-    have the norm that the engine finds for it among the others. Where any of these is not finite, or all are
-    zero, nothing can be said: the model is tried again when it has other parameters.
+    have the norm that the engine finds for it among the others. Where any of these is not finite, all are zero, or
+    gradients are so small that the engine's bound on rounding shows, nothing can be said: the model is tried again
+    when it has other parameters.
     """
     if model in _trusted:
         return
     # What is drawn here must not shift what the round draws: the check happens once per process.
     with torch.random.fork_rng(devices=[]), _without_dropout(model.module):
         everything = slice(None) if kept is None else kept
-        one_by_one = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
+        one_by_one = list(zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True))
         alone = torch.stack([model.gradient(*record)[everything] for record in one_by_one])  # (records, kept)
         together = model.gradient(inputs, targets)[everything]
         contributions = engine.contributions(inputs, targets)
         total = torch.zeros_like(model.vector)
         engine.add_weighted(total, contributions, torch.ones(len(inputs), dtype=total.dtype, device=total.device))
         total = engine.on_mask(total)
+        norms_alone = torch.cat([squared_norms(engine.contributions(*record)) for record in one_by_one]).sqrt()
     norms = squared_norms(contributions).sqrt()
-    if not all(bool(part.isfinite().all()) for part in (alone, together, total, norms)):
+    if not all(bool(part.isfinite().all()) for part in (alone, together, total, norms, norms_alone)):
         return
     scale = alone.norm(dim=1).sum() + together.norm()
     if not scale > 0:  # records without gradients show nothing
@@ -51,6 +53,8 @@ def require_agreement(
             f"the gradient by parameter {worst!r} is not the sum of its layer's: the model uses it in a way that "
             "cannot be clipped record by record (outside its layer, or through another parameter); see docs/engine.md"
         )
+    if (norms_alone - alone.norm(dim=1)).max() > _TOLERANCE * scale:  # alone there is nothing to mix: it is the bound
+        return
     if (norms - alone.norm(dim=1)).abs().max() > _TOLERANCE * scale:
         raise ModelError(
             "a record's gradient depends on the other records of its batch, so that clipping it would protect nobody: "

@@ -212,6 +212,19 @@ def test_models_that_cannot_be_clipped_are_refused_by_name(
         require_agreement(model, ClippedSum(model, None, 1.0, 8), inputs, targets, None)
 
 
+@pytest.mark.parametrize("margin", [1.0, 40.0, 60.0])
+def test_a_model_that_is_sure_of_itself_is_not_taken_for_one_that_mixes_records(margin: float) -> None:
+    """Its gradients all but vanish, so that the bound on rounding shows in their norms: that proves nothing."""
+    inputs, _ = batch_of("vectors", 5, 0, torch.float32)
+    targets = torch.zeros(5, dtype=torch.int64)
+    network = nn.Linear(FEATURES, CLASSES)
+    with torch.no_grad():
+        network.weight.zero_()
+        network.bias.copy_(margin * nn.functional.one_hot(torch.tensor(0), CLASSES))
+    model = FlatModel(network)
+    require_agreement(model, ClippedSum(model, None, 1.0, 8), inputs, targets, None)
+
+
 def test_an_input_that_is_changed_later_is_refused_by_name() -> None:
     model = FlatModel(ChangedInput(late=True))
     with pytest.raises(ModelError, match="'second' was given is changed in place"):

@@ -1,3 +1,6 @@
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -69,6 +72,23 @@ def test_records_that_a_model_cannot_take_are_told_to_the_operator_and_to_nobody
         site_with(OsRandomness()).require_fit("mlp:99-3")
     with pytest.raises(DatasetError, match="expected classes 0 to 1, which mlp:12-2 tells apart, got 0 to 2"):
         site_with(OsRandomness()).require_fit("mlp:12-2")
+
+
+def test_a_model_that_mixes_records_is_found_out_before_anything_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixing = """
+        import torch
+        class Centring(torch.nn.Module):
+            def forward(self, outputs):
+                return outputs - outputs.mean(0)
+        def build():
+            return torch.nn.Sequential(torch.nn.Linear(12, 3), Centring())
+    """
+    (tmp_path / "mixing_model.py").write_text(textwrap.dedent(mixing))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="depends on the other records"):
+        site_with(OsRandomness()).require_fit("mixing_model:build")
 
 
 def test_devices() -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -21,15 +23,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import remote
 from client.app import app
-from client.channel import Access
+from client.channel import MAX_MESSAGE_BYTES, Access
 from client.ledger import Ledger
 from client.policy import SitePolicy
 from client.randomness import OsRandomness
 from client.remote import RemoteSite
+from client.rpc import site_pb2 as messages
+from client.rpc.site_pb2_grpc import SiteStub
 from client.service import Daemon
 from client.site import Guard, Site, Workbench
 from common.broadcast import encode_held
 from common.charges import Charge
+from common.datasets import Dataset
 from common.errors import ConfigError, ModelMissing, PlanRefused, SiteUnreachable, WireError
 from common.models import initial_vector
 from common.records import Introduction, ModelWanted, Refusal, Release, Request, parse_answer
@@ -47,13 +52,13 @@ def request(round_number: int = 1, **changes: object) -> tuple[bytes, bytes, byt
 
 
 @contextmanager
-def serving(folder: Path, access: Access, **limits: object) -> Iterator[Ledger]:
+def serving(folder: Path, access: Access, data: Dataset = DATA, **limits: object) -> Iterator[Ledger]:
     ledger = Ledger.create(folder / "ledger")
     policy = SitePolicy.parse(
         {"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL], "value-codings": ["calibrated", "f32"], **limits}
     )
     guard = Guard(policy, ledger)
-    site = Site(site_data(DATA.train_inputs, DATA.train_targets), OsRandomness(), Workbench("cpu"), guard)
+    site = Site(site_data(data.train_inputs, data.train_targets), OsRandomness(), Workbench("cpu"), guard)
     daemon = Daemon(site, guard, access, threads=1)
     daemon.start()
     try:
@@ -120,9 +125,6 @@ def test_the_shim_carries_bytes_to_the_daemon_and_back(tmp_path: Path, access: A
 def test_a_model_is_tried_on_the_sites_records_and_the_result_stays_there(
     tmp_path: Path, access: Access, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from client.rpc import site_pb2 as messages
-    from client.rpc.site_pb2_grpc import SiteStub
-
     plan, model, _ = request()
     with serving(tmp_path, access), access.open_channel() as channel, caplog.at_level("INFO", "fedsieve.site"):
         reply = SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=plan, model=model))
@@ -131,6 +133,56 @@ def test_a_model_is_tried_on_the_sites_records_and_the_result_stays_there(
         other = small_request(np.zeros(26_010, np.float32), model="dp-cnn-s")
         with pytest.raises(grpc.RpcError, match="outside this site's policy"):
             SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=other[0], model=other[1]))
+
+
+def test_progress_comes_as_it_happens(tmp_path: Path, access: Access) -> None:
+    plan, model, _ = request()
+    with serving(tmp_path, access), access.open_channel() as channel:
+        *steps, last = SiteStub(channel).Train(messages.TrainRequest(plan=plan, model=model))
+        assert [(one.progress.steps_done, one.progress.steps) for one in steps] == [(done, 4) for done in range(4)]
+        assert last.WhichOneof("event") == "update" and last.update
+
+
+def test_nothing_that_a_server_names_is_imported(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_server.py").write_text("build = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan, model, _ = request(model="named_by_a_server:build")
+    with serving(tmp_path, access) as ledger, access.open_channel() as channel:
+        with pytest.raises(PlanRefused, match="outside this site's policy: models are"):
+            RemoteSite(access).train(plan, model, b"")
+        with pytest.raises(grpc.RpcError, match="outside this site's policy: models are"):
+            SiteStub(channel).Evaluate(messages.EvaluateRequest(plan=plan, model=model))
+        assert ledger.length == 0
+    assert "named_by_a_server" not in sys.modules
+
+
+def test_what_goes_wrong_with_a_record_is_for_the_sites_log_alone(
+    tmp_path: Path, access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    impossible = replace(DATA, train_targets=np.full_like(DATA.train_targets, 7))  # of 3 classes
+    plan, model, _ = request(sampling_rate=1.0, noise_multiplier=10.0)
+    with serving(tmp_path, access, impossible), access.open_channel() as channel:
+        stub = SiteStub(channel)
+        for ask in (
+            lambda: stub.Evaluate(messages.EvaluateRequest(plan=plan, model=model)),
+            lambda: list(stub.Train(messages.TrainRequest(plan=plan, model=model))),
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                ask()
+            assert failed.value.code() is grpc.StatusCode.INTERNAL
+            assert failed.value.details() in ("evaluation failed at the site", "training failed at the site")
+    assert "Target 7 is out of bounds" in caplog.text
+
+
+def test_a_unix_socket_is_closed_to_strangers(tmp_path: Path, access: Access) -> None:
+    before = os.umask(0)
+    try:
+        with serving(tmp_path, access):
+            assert stat.S_IMODE((tmp_path / "site.sock").stat().st_mode) == 0o770
+    finally:
+        os.umask(before)
 
 
 def test_health(tmp_path: Path, access: Access) -> None:
@@ -175,14 +227,60 @@ def test_both_sides_prove_who_they_are(tmp_path: Path) -> None:
         assert RemoteSite(Access(address=address, **vars(shim))).train(*request(2))
 
 
+def test_a_token_travels_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, wrong = tmp_path / "token", tmp_path / "wrong"
+    token.write_text("t" * 40)
+    wrong.write_text("w" * 40)
+    ours, others = Authority(tmp_path / "ours", "ca"), Authority(tmp_path / "others", "ca")
+    server, port = ours.issue("daemon"), free_port()
+    address = f"localhost:{port}"
+    daemon = Access(address=f"0.0.0.0:{port}", certificate=server.certificate, key=server.key, token=token)
+    with serving(tmp_path, daemon) as ledger:
+        for bad in (Access(address=address, ca=ours.ca), Access(address=address, ca=ours.ca, token=wrong)):
+            with pytest.raises(SiteUnreachable, match="UNAUTHENTICATED"):
+                RemoteSite(bad).train(*request())
+        assert ledger.length == 0
+        assert RemoteSite(Access(address=address, ca=ours.ca, token=token)).train(*request())
+        monkeypatch.setattr(remote, "_CONNECT_SECONDS", 2.0)  # it has just answered faster
+        for bad in (Access(address=address, ca=others.ca, token=token), Access(address=address, token=token)):
+            with pytest.raises(SiteUnreachable, match="no site answers"):
+                RemoteSite(bad).train(*request(2))
+        assert ledger.length == 1
+
+
 def test_an_open_address_needs_keys(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="can be reached from other hosts"),
-        serving(tmp_path, Access(address=f"0.0.0.0:{free_port()}")),
+    server = Authority(tmp_path / "ours", "ca").issue("daemon")
+    (tmp_path / "token").write_text("t" * 40)
+    address, token = f"0.0.0.0:{free_port()}", tmp_path / "token"
+    for access, message in (
+        (Access(address=address), "can be reached from other hosts"),
+        (Access(address=address, token=token), "can be reached from other hosts"),  # it could be read on its way
+        (Access(address=address, certificate=server.certificate, key=server.key), "lets everybody in"),
+        (Access(address="localhost:1", ca=server.ca), "three files"),
     ):
-        pass
-    with pytest.raises(ConfigError, match="three files"):
-        Access(address="x:1", ca=tmp_path)
+        with pytest.raises(ConfigError, match=message), serving(tmp_path / str(len(list(tmp_path.iterdir()))), access):
+            pass
+    for access in (Access(address="hospital:9301", token=token), Access(address="hospital:9301")):
+        with pytest.raises(ConfigError, match="name the CA's certificate"):
+            RemoteSite(access).train(*request())
+    with pytest.raises(ConfigError, match="go together"):
+        Access(address="x:1", certificate=tmp_path)
+
+
+def test_a_message_that_is_too_long_is_refused_before_anything_is_done(tmp_path: Path, access: Access) -> None:
+    plan, _, _ = request()
+    too_long = messages.TrainRequest(plan=plan, model=bytes(MAX_MESSAGE_BYTES))
+    unlimited = [("grpc.max_send_message_length", -1)]
+    with serving(tmp_path, access) as ledger:
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            with (
+                grpc.insecure_channel(access.address, options=unlimited, compression=compression) as channel,
+                pytest.raises(grpc.RpcError) as refused,
+            ):
+                list(SiteStub(channel).Train(too_long))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ledger.length == 0
+        assert RemoteSite(access).train(*request())
 
 
 def test_an_address_is_served_by_one_daemon_alone(tmp_path: Path) -> None:

@@ -1,20 +1,20 @@
 """The containers of docker-compose.yml, built and run for real: ``make test-docker``."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deployment.counters import compare
 from deployment.superlink import RunStatus, SuperLink
 from server.runlog import read_events
 from simulations.demo_sites import DemoDeployment, prepare
 from simulations.deploy_demo import Compose, containers
-from tests.deployment.running import PROJECT, wait_until
+from tests.deployment.running import PROJECT, open_to_containers, wait_until
 from tests.support import SMALL_MODEL, small_config, small_dataset
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -47,9 +47,7 @@ def docker(*words: str) -> str:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("containers")
-    for parent in (folder, *folder.parents):  # pytest's folders are for their owner alone
-        if os.getuid() == 0 and parent.owner() == "root" and str(parent).startswith("/tmp/"):
-            parent.chmod(0o711)
+    open_to_containers(folder)
     config = small_config(folder, sites=2)
     files = prepare(folder / "files", small_dataset(), config, hosts=("superlink", "gate"), limits={"epsilon": "100"})
     with containers(files, "fedsieve-test") as compose:
@@ -134,6 +132,8 @@ def test_a_site_has_no_way_out(stack: Stack) -> None:
 def test_other_sites_and_a_gpu_by_override(stack: Stack) -> None:
     four = stack.compose.output("--profile", "four-sites", "config", "--services").split()
     assert {"site-3", "node-3", "site-4", "node-4"} <= set(four)
-    gpu = stack.compose.output("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config")
-    assert gpu.count("nvidia") == 2
+    gpu = yaml.safe_load(stack.compose.output("-f", "docker-compose.yml", "-f", "docker-compose.gpu.yml", "config"))
+    for site in ("site-1", "site-2"):
+        (device,) = gpu["services"][site]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     assert SMALL_MODEL in stack.inside("site-1", "cat", "/policy/site.toml")

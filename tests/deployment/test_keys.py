@@ -30,7 +30,13 @@ def make(folder: Path) -> tuple[Path, Path]:
 
 def test_a_server_and_a_site_make_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server, site = make(tmp_path)
-    assert names(server / "link" / "server.crt") == ["link.example.org", "localhost", "10.0.0.7", "127.0.0.1"]
+    assert names(server / "link" / "server.crt") == [
+        "link.example.org",
+        "superlink",
+        "localhost",
+        "10.0.0.7",
+        "127.0.0.1",
+    ]
     certificate(server / "link" / "server.crt").verify_directly_issued_by(certificate(server / "public" / "ca.crt"))
     ca = certificate(site / "daemon" / "daemon-ca.crt")
     for issued in ("daemon/daemon.crt", "daemon/operator.crt", "node/shim.crt"):

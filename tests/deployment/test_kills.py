@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ LONG = {"rounds": ROUNDS, "steps_per_round": 1500, "physical_batch_size": 512, "
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    limits = {"epsilon": "1000.0"}
-    with deployment(tmp_path, limits=limits, round_deadline=300.0, epsilon=1000.0, **LONG) as running:
+    with long_rounds(tmp_path, round_deadline=300.0) as running:
         yield running
+
+
+def long_rounds(folder: Path, **changes: float) -> AbstractContextManager[Running]:
+    return deployment(folder, limits={"epsilon": "1000.0"}, epsilon=1000.0, **{**LONG, **changes})
 
 
 def strike_in_round_2(running: Running, strike: Callable[[], None]) -> None:
@@ -88,6 +92,33 @@ def test_a_killed_server_app_and_superlink_together(running: Running, tmp_path: 
 
     strike_in_round_2(running, strike)
     check(running, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["site-1-daemon", "site-1-node"])
+def test_a_site_paused_in_the_middle_of_its_training_holds_nobody_and_comes_back(tmp_path: Path, name: str) -> None:
+    deadline = 60.0
+    # The end of round 2 and round 3 must fit into one deadline, also where other work is going on.
+    with long_rounds(tmp_path, round_deadline=deadline, steps_per_round=500) as running:
+
+        def pause_over_the_end_of_the_round() -> None:
+            process = running.processes.processes[name].process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)
+            try:
+                wait_until(lambda: len(running.events("struck", "round")) >= 2, 3 * deadline)
+            finally:
+                process.send_signal(signal.SIGCONT)
+
+        strike_in_round_2(running, pause_over_the_end_of_the_round)
+        rounds = running.events("struck", "round")
+        assert [event["admitted"] for event in rounds] == [2, 1, 2, 2]
+        assert "no reply within" in rounds[1]["rejections"][0]["reason"]
+        assert deadline <= rounds[1]["seconds"] < 1.25 * deadline
+        assert running.processes.processes[name].starts == 1
+        running.processes.close()
+        # Nobody waited for its release of round 2; it was made all the same, under one charge.
+        for site in running.files.sites:
+            assert running.charged_rounds(site, "struck") == [(number, True) for number in range(1, ROUNDS + 1)]
 
 
 def test_a_paused_site_does_not_hold_the_round_past_its_deadline(tmp_path: Path) -> None:

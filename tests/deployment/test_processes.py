@@ -22,6 +22,7 @@ from common.signing import PlanSigner
 from deployment.counters import compare
 from deployment.keys import ServerKeys, SiteKeys
 from deployment.superlink import SuperLink
+from simulations.cli import main
 from tests.deployment.running import PROJECT, Running, deployment, wait_until
 from tests.support import SMALL_MODEL, small_plan
 
@@ -51,10 +52,25 @@ def test_a_server_killed_with_its_superlink_goes_on_and_charges_nobody_twice(run
         os.kill(pid, signal.SIGKILL)
     running.processes.kill("superlink")
     assert len(running.events("killed", "round")) < 3, "it was too late to kill the server"
-    running.run("killed", resume=True)
+    assert operator(running, "run", "--resume", *settings(running, "killed")) == 0
     assert [event["event"] for event in running.events("killed")].count("resume") == 1
     assert running.model("killed") == running.simulated(tmp_path)
     assert [running.site(number).status().entries for number in (0, 1)] == [count + 3 for count in before]
+
+
+def operator(running: Running, *words: str) -> int:
+    """Run ``fedsieve deploy`` as the server's operator does."""
+    return main(["deploy", *words, "--superlink", running.processes.address, "--ca", str(running.files.server.ca)])
+
+
+def settings(running: Running, name: str, **changes: object) -> list[str]:
+    """Return the options that make a run what ``running`` would make it."""
+    changed = running.changes(name, **changes)
+    return [
+        "--name",
+        name,
+        *(f"--set={key}={value}" for key, value in changed.items() if key not in ("name", "resume")),
+    ]
 
 
 def test_plans_of_another_server_are_refused_by_all_and_cost_nothing(running: Running, tmp_path: Path) -> None:
@@ -156,3 +172,26 @@ def test_bad_input_is_told(running: Running, tmp_path: Path) -> None:
         link.register(tmp_path / "none.pub")
     with pytest.raises(DeploymentError, match="refuses"):
         link.register(running.files.sites[0].keys.public)
+
+
+def test_an_operator_sees_runs_and_nodes_reads_logs_and_stops_a_run(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
+    run_id = capsys.readouterr().out.split()[1]
+    wait_until(lambda: running.events("stopped", "round"), 300)
+    assert operator(running, "stop", run_id) == 0
+    wait_until(lambda: running.processes.link.run_status(int(run_id)).finished)
+    wait_until(lambda: not running.server_apps())  # it ends between rounds
+    assert len(running.events("stopped", "round")) < 500
+    assert operator(running, "logs", run_id) == 0
+    assert "round 1" in capsys.readouterr().out.lower()
+    passing = SiteKeys.create(tmp_path / "passing-by", running.files.server.ca, ("localhost",), 1)
+    assert operator(running, "register", str(passing.public)) == 0
+    node = capsys.readouterr().out.split()[-1]
+    assert operator(running, "status") == 0
+    seen = capsys.readouterr().out
+    assert seen.count(" online ") == 2 and "passing-by" in seen
+    assert f"{run_id} " in seen and "stopped" in seen and "from sites" in seen
+    assert operator(running, "unregister", node) == 0
+    assert [one.status for one in running.processes.link.nodes() if one.name == "passing-by"] == ["unregistered"]
