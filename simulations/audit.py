@@ -21,7 +21,6 @@ from simulations.audit_plan import AuditPlan
 from simulations.canaries import scores_of
 from simulations.report.summary import AUDIT_NAME as AUDIT_NAME
 
-_GUESSES = 0.08  # share of the canaries on which anything was released that are guessed: half as in, half as out
 _CONFIDENCE = 0.95
 
 
@@ -57,7 +56,7 @@ def audit(
         raise ConfigError(f"expected at least 100 canaries, got {canaries}: with fewer nothing can be proved")
     included = np.random.default_rng(seed).random(canaries) < 0.5
     scores = scores_of(plan, included, randomness, server_randomness)
-    guesses = max(2, round(_GUESSES * np.count_nonzero(scores) / 2)) * 2
+    guesses = max(2, round(plan.guess_share * canaries / 2)) * 2  # fixed before anything is seen, as the bound asks
     order = np.argsort(scores)
     right = int((~included[order[: guesses // 2]]).sum() + included[order[-(guesses // 2) :]].sum())
     return AuditResult(

@@ -106,8 +106,8 @@ def test_measurements_of_a_run_are_audited_on_a_model_of_its_size(tmp_path: Path
     settings = {"method": "compressive", "final_density": 0.02, "steps_per_round": 1, "sampling_rate": 0.7}
     run = simulate(small_config(tmp_path, model="linear:12-3", epsilon=5.0, **settings), Engine(in_process=True))
     plan = plan_of_run(run.folder)
-    result = audit(plan, 400, 1, SeededSites(weak=False))
-    assert plan.size(400) == 39 and 0 < result.lower_bound <= result.claimed_epsilon == run.epsilon
+    result = audit(plan, 1000, 1, SeededSites(weak=False))
+    assert plan.size(1000) == 39 and 0 < result.lower_bound <= result.claimed_epsilon == run.epsilon
 
 
 def test_what_claims_nothing_cannot_be_audited() -> None:

@@ -133,7 +133,7 @@ def test_every_run_has_a_folder_of_its_own_and_a_config_that_is_valid(tmp_path: 
     )
     runs = plan(study, Recipes.load(RECIPES), tmp_path)
     assert len(SYSTEMS) == 16 and len({run.folder for run in runs}) == len(runs) == 192
-    assert {run.config.evaluate_every for run in runs} == {1}
+    assert all(40 <= run.config.rounds // run.config.evaluate_every < 80 for run in runs), "enough to draw a curve"
     first = {run.system.name: run.config for run in runs[: len(SYSTEMS)]}
     plain, ours = first["RS 0.1, f32 + indices"], first["RS 0.1, calibrated 1"]
     assert (plain.value_coding, plain.index_coding, plain.downlink_coding) == ("f32", "raw", "f32")
