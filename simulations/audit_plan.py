@@ -26,7 +26,7 @@ _MEASURED_SIZE = 50  # parameters of a measured model, where no run says how man
 _SHOWS_MOST: dict[str, dict[str, ConfigValue]] = {
     "importance": {"rounds": 2, "warmup-epochs": 1, "first-density": 1.0},
     "select-exponential": {"pick-epsilon": 1e-3},
-    "select-sparse-vector": {"pick-epsilon": 3e-4, "pick-threshold": 0.0},
+    "select-sparse-vector": {"pick-epsilon": 1e-5, "pick-threshold": 0.0},
     "select-random": {"second-clip-norm": 0.0},
     "compressive": {"final-density": 1 / _MEASURED_SIZE, "measurements": 8},
 }
