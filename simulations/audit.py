@@ -12,10 +12,10 @@ Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run" (
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import log_ndtr, ndtr
 
 from client.randomness import OsRandomness, Randomness
 from common.accounting import epsilon_of
@@ -26,18 +26,19 @@ from simulations.audit_plan import AuditPlan
 from simulations.canaries import scores_of
 from simulations.report.summary import AUDIT_NAME as AUDIT_NAME
 
-Curve = Callable[[float], float]  # how often one is wrong at least, who is right so often: see curve_of
+Claim = tuple[float, float]  # epsilon, delta
+Curve = Callable[[float], float]
 
 _CONFIDENCE = 0.95
-_CURVE_DELTAS = tuple(np.geomspace(1e-7, 0.5, 60).tolist())
-_WIDEST = 16.0  # noise multipliers are tried between a 16th and 16 times the claimed one
+_DELTAS = tuple(np.geomspace(1e-7, 0.5, 60).tolist())
+_LARGEST_FACTOR = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditResult:
     """What the audit found.
 
-    ``lower_bound`` is the claim of the same mechanism with as much noise as the guesses just rule out, at 95 %
+    ``lower_bound`` is the claimed epsilon times the factor by which the claim, at every delta, is ruled out at 95 %
     confidence; above the claim it is a proof of a fault.
     """
 
@@ -72,9 +73,11 @@ def audit(
     guesses = max(2, round(plan.guess_share * canaries / 2)) * 2  # fixed before anything is seen, as the bound asks
     order = np.argsort(scores)
     right = int((~included[order[: guesses // 2]]).sum() + included[order[-(guesses // 2) :]].sum())
+    claimed_epsilon = plan.claimed_epsilon(canaries)
+    factor = factor_ruled_out(claims_of(plan.history(canaries)), canaries, guesses, right, 1 - _CONFIDENCE)
     return AuditResult(
-        claimed_epsilon=plan.claimed_epsilon(canaries),
-        lower_bound=epsilon_lower_bound(plan, canaries, guesses, right, 1 - _CONFIDENCE),
+        claimed_epsilon=claimed_epsilon,
+        lower_bound=factor * claimed_epsilon,
         delta=plan.delta,
         canaries=canaries,
         guesses=guesses,
@@ -82,31 +85,27 @@ def audit(
     )
 
 
-def epsilon_lower_bound(plan: AuditPlan, canaries: int, guesses: int, right: int, significance: float) -> float:
-    """Return what the mechanism of ``plan`` claims with the least noise that ``right`` right guesses rule out.
+def factor_ruled_out(claims: Sequence[Claim], canaries: int, guesses: int, right: int, significance: float) -> float:
+    """Return the largest factor by which every epsilon of the claims could be multiplied and still be ruled out.
 
-    Computes: bisection on the noise, to 0.1 %, since with more of it fewer guesses may be right.
-    Edge cases: 0 where nothing is ruled out, not even 16 times the noise; at most the claim of a 16th of it.
+    Computes: bisection, since more guesses may be right the larger epsilon is. Above 1 the claims themselves are false.
+    Edge cases: 0 where ``right`` may be luck; at most 16.
     """
 
-    def with_noise(factor: float) -> AuditPlan:
-        return replace(plan, noise_multiplier=factor * plan.noise_multiplier)
-
     def ruled_out(factor: float) -> bool:
-        return is_ruled_out(curve_of(with_noise(factor).history(canaries)), canaries, guesses, right, significance)
+        scaled = curve_through([(factor * epsilon, delta) for epsilon, delta in claims])
+        return is_ruled_out(scaled, canaries, guesses, right, significance)
 
-    too_little, enough = 1 / _WIDEST, _WIDEST
-    if not ruled_out(enough):
-        return 0.0
-    if ruled_out(too_little):
-        enough = too_little
-    while enough > 1.001 * too_little:
-        middle = math.sqrt(too_little * enough)
+    low, high = 0.0, _LARGEST_FACTOR
+    if not ruled_out(low):
+        return low
+    for _ in range(20):
+        middle = (low + high) / 2
         if ruled_out(middle):
-            enough = middle
+            low = middle
         else:
-            too_little = middle
-    return with_noise(enough).claimed_epsilon(canaries)
+            high = middle
+    return low
 
 
 def is_ruled_out(curve: Curve, canaries: int, guesses: int, right: int, significance: float) -> bool:
@@ -134,25 +133,29 @@ def is_ruled_out(curve: Curve, canaries: int, guesses: int, right: int, signific
     return False
 
 
-def curve_of(history: History) -> Curve:
-    """Return the curve of a history: how often a test must at least be wrong that is right so often.
+def claims_of(history: History) -> list[Claim]:
+    """Return what a history claims: epsilon at many deltas.
 
-    Right: it says "in" of a record that is in; wrong: it says so though it is out, or both the other way round.
-    Computes: for Gaussian noise without sampling, Phi(Phi^-1(x) - mu) with mu^2 the sum of steps / z^2; else what
-    Renyi accounting says at many deltas, each of which is a claim: see ``curve_through``.
-    Source: Dong, Roth and Su, "Gaussian differential privacy" (2019).
+    Computes: for Gaussian noise without sampling, with mu^2 the sum of steps / z^2, the exact
+    delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu); else what Renyi accounting says.
+    Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy" (2018), Theorem 8.
     """
-    if all(charge.mechanism.is_gaussian and charge.sampling_rate == 1 for charge in history):
-        mu = math.sqrt(sum(charge.steps / charge.noise_multiplier**2 for charge in history))
-        return lambda x: float(ndtr(ndtri(x) - mu)) if 0 < x < 1 else min(max(x, 0.0), 1.0)
-    return curve_through([(epsilon_of(history, delta), delta) for delta in _CURVE_DELTAS])
+    if not all(charge.mechanism.is_gaussian and charge.sampling_rate == 1 for charge in history):
+        return [(epsilon_of(history, delta), delta) for delta in _DELTAS]
+    mu = math.sqrt(sum(charge.steps / charge.noise_multiplier**2 for charge in history))
+    epsilons = np.linspace(0, mu * (mu / 2 + 6), 200)
+    deltas = ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons + log_ndtr(-mu / 2 - epsilons / mu))
+    return list(zip(epsilons.tolist(), deltas.tolist(), strict=True))
 
 
-def curve_through(claims: Sequence[tuple[float, float]]) -> Curve:
-    """Return the curve of a mechanism that keeps every one of the claims (epsilon, delta).
+def curve_through(claims: Sequence[Claim]) -> Curve:
+    """Return the curve of a mechanism that keeps all the claims: x to how often a test is wrong that is right x often.
+
+    Right: it says "in" of a record that is in; wrong: it says so though it is out, or both the other way round. It is
+    wrong at least that often.
 
     Computes: the largest over them of 0, (x - delta) e^-epsilon and 1 - delta - (1 - x) e^epsilon.
-    Source: Dong et al. (2019), on (epsilon, delta) as a curve.
+    Source: Dong, Roth and Su, "Gaussian differential privacy" (2019), on (epsilon, delta) as a curve.
     """
     finite = np.array([claim for claim in claims if claim[0] < 700])  # e^epsilon fits a double; more claims nothing
     if not finite.size:

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import linprog
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from client.randomness import OsRandomness
 from common.charges import Charge
 from common.errors import ConfigError
 from common.methods import METHODS
 from common.randomness import KeyStream, SecureRandomness
-from simulations.audit import audit, curve_of, curve_through, is_ruled_out
+from simulations.audit import audit, claims_of, curve_through, factor_ruled_out, is_ruled_out
 from simulations.audit_plan import AuditPlan, plan_for, plan_of_run
 from simulations.cli import main
 from simulations.run import Engine, simulate
@@ -75,11 +75,22 @@ def test_the_bound_is_the_best_that_any_distribution_of_right_guesses_can_do(
     assert _chance(curve_through(claims), canaries, guesses, right) == pytest.approx(-best.fun, rel=1e-6)
 
 
-def test_a_gaussian_claim_says_at_least_what_its_renyi_bounds_say() -> None:
-    exact, sampled = curve_of((Charge(2.0, 1.0, 3),)), curve_of((Charge(2.0, 1 - 1e-9, 3),))
+def test_a_gaussian_claim_is_its_curve_and_at_least_what_its_renyi_bounds_say() -> None:
+    exact, sampled = (curve_through(claims_of((Charge(2.0, rate, 3),))) for rate in (1.0, 1 - 1e-9))
+    mu = math.sqrt(3) / 2
     for x in (1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9):
+        assert exact(x) == pytest.approx(norm.cdf(norm.ppf(x) - mu), rel=0.01)
         assert 0.2 * exact(x) < sampled(x) <= exact(x) <= x
-    assert exact(0.0) == 0.0 and exact(1.0) == 1.0
+    assert exact(0.0) == 0.0 and exact(1.0) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_factor_is_where_the_claims_are_no_longer_ruled_out() -> None:
+    claims = [(0.0, 0.1), (0.4, 0.02), (1.0, 1e-3)]
+    factor = factor_ruled_out(claims, 1000, 200, 150, 0.05)
+    for tried, expected in ((factor - 1e-3, True), (factor + 1e-3, False)):
+        scaled = curve_through([(tried * epsilon, delta) for epsilon, delta in claims])
+        assert is_ruled_out(scaled, 1000, 200, 150, 0.05) is expected
+    assert factor_ruled_out(claims, 1000, 200, 105, 0.05) == 0.0, "luck"
 
 
 @pytest.mark.parametrize("mechanism", ["randomised response", "gaussian"])
@@ -87,7 +98,7 @@ def test_the_tightest_mechanisms_are_hardly_ever_accused(mechanism: str) -> None
     """Each meets its claim with equality: it is accused in at most 5 % of the games, and of twice the noise in most."""
     rng, games, canaries, guesses = np.random.default_rng(1), 300, 1000, 200
     claim, bolder = (
-        (curve_of((Charge(2.0, 1.0, 1),)), curve_of((Charge(4.0, 1.0, 1),)))
+        (curve_through(claims_of((Charge(2.0, 1.0, 1),))), curve_through(claims_of((Charge(4.0, 1.0, 1),))))
         if mechanism == "gaussian"
         else (curve_through([(1.0, 0.0)]), curve_through([(0.5, 0.0)]))
     )

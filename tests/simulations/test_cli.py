@@ -107,6 +107,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    # What a shell puts in the background ignores SIGINT, and so would its children, were it not handled here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = [*QUICK, *SMALLER, "--rounds", "120", "--out", str(tmp_path), "--name", "x"]
     command = [sys.executable, "-W", "ignore", "-m", "simulations.cli", "simulate", *arguments]
     process = subprocess.Popen(
