@@ -69,7 +69,7 @@ def select_sparse_vector(
     Edge cases: what is not finite counts as 0.
     Source: dp-selection-wide-networks, Algorithm 1, without its numeric answers (the Gaussian step gives those) and
     stopped at ``picks``: the paper stops when its count exceeds c1, which is one answer more than it pays for. In the
-    order of the coordinates, as there, the first layers would win. AboveThreshold: Dwork and Roth (2014), Theorem 3.23.
+    order of the coordinates, as there, the first layers would win. AboveThreshold: Dwork and Roth (2014), Section 3.6.
     """
     _check(mean, picks, pick_epsilon, record_bound)
     _require(0 <= threshold < math.inf, "a finite threshold >= 0", threshold)

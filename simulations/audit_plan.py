@@ -26,7 +26,7 @@ _MEASURED_SIZE = 50  # parameters of a measured model, where no run says how man
 _SHOWS_MOST: dict[str, dict[str, ConfigValue]] = {
     "importance": {"rounds": 2, "warmup-epochs": 1, "first-density": 1.0},
     "select-exponential": {"pick-epsilon": 1e-3},
-    "select-sparse-vector": {"pick-epsilon": 3e-4, "pick-threshold": 0.0},
+    "select-sparse-vector": {"pick-epsilon": 1e-5, "pick-threshold": 0.0},
     "select-random": {"second-clip-norm": 0.0},
     "compressive": {"final-density": 1 / _MEASURED_SIZE, "measurements": 8},
 }
@@ -85,7 +85,7 @@ class AuditPlan:
 
         Fewer where the sparse vector technique shows about a third of the coordinates: on the others it would be luck.
         """
-        return 0.027 if self.method == "select-sparse-vector" else 0.08
+        return 0.07 if self.method == "select-sparse-vector" else 0.15
 
     def claimed_epsilon(self, canaries: int) -> float:
         """Return what the accountant says."""
@@ -138,7 +138,7 @@ def plan_for(unit: PrivacyUnit, epsilon: float, delta: float, method: str, canar
             density=float(density),
             # The likelihood of a measurement is that of the noise alone; on a grid it would be blurred.
             value_coding="f32" if how.uploads == "measurements" else "calibrated",
-            grid=0.5,
+            grid=0.05,  # too fine to blur even a noise that is far too small
             delta=delta,
             accountant=accountant,
             method=method,

@@ -8,6 +8,11 @@ from hypothesis import settings
 # more than it computes, and where other work runs every operation waits for it. Said before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Two test processes at a time ('make test') must not meet each other's Ray, which looks for a cluster that is up in its
+# temporary folder.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["RAY_TMPDIR"] = f"/tmp/ray-{worker}-{os.getuid()}"
+
 # Correctness does not depend on how long a busy machine takes for an example.
 settings.register_profile("fedsieve", deadline=None)
 settings.load_profile("fedsieve")

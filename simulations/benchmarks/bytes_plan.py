@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common import datasets
@@ -30,12 +30,17 @@ _CURVE_POINTS = 40  # at least so many of a run's rounds are evaluated: enough t
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A way to send updates and models: nothing but run-config changes."""
+    """A way to send updates and models: nothing but run-config changes.
+
+    ``indices_of`` names the system that sends the same values without their indices, where there is one: the training
+    is the same to the bit, so that it need not be repeated.
+    """
 
     name: str
     kind: str  # dense or rs (randomly sparsified): recipes are chosen by kind
     family: str
     changes: Mapping[str, ConfigValue]
+    indices_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,13 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of the benchmark; ``recipe`` is its name."""
+    """One run of the benchmark; ``recipe`` is its name, ``without_indices`` the run that trains the same."""
 
     setting: Setting
     system: System
     recipe: str
     config: RunConfig
+    without_indices: RunConfig | None = None
 
     @property
     def folder(self) -> Path:
@@ -96,8 +102,8 @@ def _sparse(density: float) -> list[System]:
     }
     start = f"RS {density:g}"
     return [
-        System(f"{start}, f32 + indices", "rs", "RS f32 + indices", {**floats, "index-coding": "raw"}),
         System(f"{start}, f32", "rs", "RS f32", {**floats, "index-coding": "seed"}),
+        System(f"{start}, f32 + indices", "rs", "RS f32 + indices", {**floats, "index-coding": "raw"}, f"{start}, f32"),
         System(f"{start}, calibrated 0.5", "rs", OURS, {**ours, "grid": 0.5}),
         System(f"{start}, calibrated 1", "rs", OURS, {**ours, "grid": 1.0}),
     ]
@@ -142,12 +148,15 @@ def plan(study: Study, recipes: Recipes | None, out: Path) -> list[PlannedRun]:
     runs = []
     for seed in study.seeds:
         for setting in study.settings:
+            of_setting: dict[str, RunConfig] = {}
             for system in study.systems:
                 name, changes = "defaults", {}
                 if recipes is not None:
                     name = recipes.chosen(system.kind, setting.partition, setting.epsilon)
                     changes = dict(recipes.candidates[name])
-                runs.append(_run(study, setting, system, seed, name, changes, out))
+                run = _run(study, setting, system, seed, name, changes, out)
+                of_setting[system.name] = run.config
+                runs.append(replace(run, without_indices=of_setting.get(system.indices_of)))
     return runs
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from common.errors import ConfigError
 from server.runlog import Event
@@ -25,7 +26,7 @@ from simulations.benchmarks.bytes_results import (
     choose_headline,
     frontier,
 )
-from simulations.benchmarks.bytes_runs import finished
+from simulations.benchmarks.bytes_runs import carry_out, finished
 from simulations.many_runs import config_to_start
 from simulations.report.summary import load_run
 from simulations.run import Engine, simulate
@@ -113,6 +114,27 @@ def test_a_stopped_run_goes_on_and_is_done_then(tmp_path: Path) -> None:
     simulate(config, _HERE)
     summary = finished(run)
     assert summary is not None and summary.resumed == 1 and [one.number for one in summary.rounds] == [1, 2, 3]
+
+
+def test_a_run_with_indices_is_the_one_without_and_their_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    systems = tuple(_BY_NAME[name] for name in ("RS 0.3, f32", "RS 0.3, f32 + indices"))
+    study = replace(_tiny(), systems=systems, settings=(Setting("iid", 8.0),), seeds=(1,))
+    runs = plan(study, _recipes(tmp_path, "long", "long"), tmp_path / "out")
+    carry_out(runs, _HERE, Console())
+    assert "run 1/1" in capsys.readouterr().out and not runs[1].folder.exists(), "one training for both"
+    computed = finished(runs[1])
+    simulate(runs[1].config, _HERE)
+    measured = finished(runs[1])
+    assert computed is not None and measured is not None and measured.folder == runs[1].folder
+    for one, other in zip(computed.rounds, measured.rounds, strict=True):
+        assert (one.accuracy, one.loss, one.kept) == (other.accuracy, other.loss, other.kept)
+        assert (one.uplink.index, one.uplink.values) == (other.uplink.index, other.uplink.values)
+        assert one.uplink.index == 4 * one.kept * one.admitted > 0
+        # A length takes a byte more where the message is longer.
+        assert one.uplink.total == pytest.approx(other.uplink.total, abs=2 * one.admitted)
+    assert computed.uplink == sum(one.uplink.total for one in computed.rounds)
 
 
 @pytest.mark.parametrize("lost", ["checkpoint.npz", "run.jsonl", "config.toml"])
@@ -231,7 +253,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert bench.main(["--search", "--out", str(out), "--only", "epsilon 3"], _HERE) == 0
     assert [choice.epsilon for choice in Recipes.load(recipes.path).choices] == [3.0, 3.0]
     assert bench.main(["--search", "--out", str(out)], _HERE) == 0
-    assert "8 runs" in capsys.readouterr().out
+    assert "of 8 trainings" in capsys.readouterr().out
     assert len(Recipes.load(recipes.path).choices) == 4
     assert recipes.path.read_text().startswith(_RECIPES.rstrip())
 
@@ -239,7 +261,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "6 of 12 runs" in (out / "bytes.html").read_text()
     assert bench.main(["--out", str(out)], _HERE) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "6 of 12 runs were done already" in lines
+    assert "6 of 12 trainings were done already" in lines
     assert re.fullmatch(r"BAR uplink_saving=\S+ total_saving=\S+ accuracy_gap=\S+ best_accuracy=\S+", lines[-1])
     assert "within 0.5 points of dense f32" in lines[-2]
 
