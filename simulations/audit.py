@@ -6,8 +6,8 @@ differential privacy only so many guesses can be right, so that many right guess
 bound above the claim means that the mechanism, or the accounting, is broken.
 
 Source: the game is that of Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (2023). What it
-proves is computed from the whole curve of a claim, not from its epsilon at one delta, which proves about twice as much:
-Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run" (2024).
+proves is computed from the whole curve of a claim, not from its epsilon at one delta: Mahloujifar, Melis and Chaudhuri,
+"Auditing f-differential privacy in one run" (2024).
 """
 
 import math
@@ -138,7 +138,7 @@ def claims_of(history: History) -> list[Claim]:
 
     Computes: for Gaussian noise without sampling, with mu^2 the sum of steps / z^2, the exact
     delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu); else what Renyi accounting says.
-    Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy" (2018), Theorem 8.
+    Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy" (2018).
     """
     if not all(charge.mechanism.is_gaussian and charge.sampling_rate == 1 for charge in history):
         return [(epsilon_of(history, delta), delta) for delta in _DELTAS]
