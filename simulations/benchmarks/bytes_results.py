@@ -75,10 +75,24 @@ class SettingResult:
         return self.systems.get(REFERENCE)
 
     @property
+    def comparable(self) -> dict[str, SystemResult]:
+        """The systems that were run with the reference's seeds: a mean over fewer may be good by luck."""
+        if self.reference is None:
+            return self.systems
+        seeds = set(self.reference.seeds)
+        return {name: system for name, system in self.systems.items() if set(system.seeds) == seeds}
+
+    @property
     def frontiers(self) -> dict[str, list[CurvePoint]]:
-        """The frontier of each family that was run."""
-        curves = {name: [one.curve for one in self.systems.values() if one.system.family == name] for name in FAMILIES}
-        return {name: frontier(members) for name, members in curves.items() if members}
+        """The frontier of each family that was run: of its comparable systems, if it has any."""
+        found = {}
+        for family in FAMILIES:
+            for systems in (self.comparable, self.systems):
+                curves = [one.curve for one in systems.values() if one.system.family == family]
+                if curves:
+                    found[family] = frontier(curves)
+                    break
+        return found
 
     def uplink_saving(self, system: SystemResult) -> float | None:
         """Return how many times fewer bytes go up than with the reference."""
@@ -186,10 +200,11 @@ def frontier(curves: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
 def choose_headline(results: Sequence[SettingResult]) -> Headline | None:
     """Return the calibrated sparse system with the largest uplink saving that is as accurate as dense f32 (iid).
 
-    If none is, the one that loses least; None where nothing can be compared.
+    If none is, the one that loses least; None where nothing can be compared. Only systems that were run with the same
+    seeds as dense f32 count.
     """
     iid = [result for result in results if result.setting.partition == "iid" and result.reference is not None]
-    common = [name for name in iid[0].systems if all(name in result.systems for result in iid)] if iid else []
+    common = [name for name in iid[0].systems if all(name in result.comparable for result in iid)] if iid else []
     candidates = [_headline(name, iid) for name in common if iid[0].systems[name].system.family == OURS]
     if not candidates:
         return None
@@ -213,9 +228,9 @@ def _headline(name: str, iid: Sequence[SettingResult]) -> Headline:
 
 
 def bar(results: Sequence[SettingResult], headline: Headline | None) -> dict[str, str]:
-    """Return the figures of the last line; accuracies in points, the best one at epsilon 3 over all systems (iid)."""
+    """Return the figures of the last line; in points, the best one of comparable systems (iid, epsilon 3)."""
     strict = [result for result in results if result.setting == Setting("iid", 3.0)]
-    best = max((system.accuracy for result in strict for system in result.systems.values()), default=None)
+    best = max((system.accuracy for result in strict for system in result.comparable.values()), default=None)
     return {
         "uplink_saving": "none" if headline is None else f"{headline.uplink_saving:.2f}",
         "total_saving": "none" if headline is None else f"{headline.total_saving:.2f}",

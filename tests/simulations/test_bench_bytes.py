@@ -242,6 +242,22 @@ def test_without_a_system_that_qualifies_the_headline_is_the_one_that_loses_leas
     assert set(bar([], None).values()) == {"none"}
 
 
+def test_a_system_that_lacks_a_seed_is_shown_and_not_compared() -> None:
+    def thrice(result: SystemResult) -> SystemResult:
+        figures = {name: getattr(result, name) * 3 for name in ("accuracies", "uplinks", "downlinks")}
+        return replace(result, seeds=(1, 2, 3), **figures)
+
+    dense, sparse = thrice(_result("dense f32", 0.80, 1000)), thrice(_result("RS 0.5, calibrated 1", 0.80, 100))
+    lucky, other = _result("RS 0.1, calibrated 1", 0.85, 20), _result("dense f16", 0.84, 500)
+    result = _setting(3.0, dense, sparse, lucky, other)
+    headline = choose_headline([result])
+    assert headline is not None and headline.system == "RS 0.5, calibrated 1"
+    assert bar([result], headline)["best_accuracy"] == "80.00"
+    assert result.frontiers["RS calibrated"] == list(sparse.curve)
+    assert result.frontiers["dense f16"] == list(other.curve)
+    assert len(rows(result)) == 4
+
+
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = _recipes(tmp_path)
     monkeypatch.setattr(bench, "RECIPES", recipes.path)
