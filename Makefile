@@ -19,9 +19,9 @@ help:  ## show this list
 demo: $(READY)  ## a real private federated run on the data that ships here, with a report
 	$(BIN)/fedsieve simulate
 
-# Two at a time, file by file in their order: the long ones are not the last.
+# Three at a time, file by file in their order: the long ones are not the last, and many of them wait.
 test: $(READY) lint  ## every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-browser: $(READY)  ## reports and live view in a real Chromium
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
