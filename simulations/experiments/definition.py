@@ -13,7 +13,6 @@ key                meaning
 ``[settings]``     what all cases share: run-config changes where the measure is ``run``
 ``[grid.AXIS]``    one label for each point of an axis, with the settings that it changes; cases are all combinations,
                    named by their labels: ``eps3-rs``
-``[tuned]``        settings of single cases, by name, over those of the grid (optional)
 ``[paper]``        what the paper found, by case: a number, or ``{ value = .., sem = .. }``
 ``[differences]``  by name: ``{ of = case, minus = case, paper = number }``, seed by seed (optional)
 ``[quick]``        settings of a glance with ``--quick`` (optional), and ``seeds`` of it
@@ -35,7 +34,7 @@ from simulations.experiments.metrics import METRICS
 
 FOLDER = Path(__file__).parent
 _KEYS = {"title", "source", "measure", "metrics", "seeds", "minutes", "notes"}
-_TABLES = {"settings", "grid", "tuned", "paper", "differences", "quick"}
+_TABLES = {"settings", "grid", "paper", "differences", "quick"}
 _LABEL = re.compile(r"[a-z0-9][a-z0-9.]*")
 
 Settings = Mapping[str, ConfigValue]
@@ -131,12 +130,10 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
     if not metrics or any(metric not in METRICS for metric in metrics):
         raise ConfigError(f"expected 'metrics' to be some of {', '.join(METRICS)}, got {list(metrics)}")
     papers = {name: _paper(name, value) for name, value in _table(raw, "paper").items()}
-    tuned = {name: _table(_table(raw, "tuned"), name) for name in _table(raw, "tuned")}
-    cases = _cases(_table(raw, "settings"), _table(raw, "grid"), tuned, glance, papers, measure)
+    cases = _cases(_table(raw, "settings"), _table(raw, "grid"), glance, papers, measure)
     names = {case.name for case in cases}
-    for table, keys in (("tuned", tuned.keys()), ("paper", papers.keys())):
-        if lost := sorted(keys - names):
-            raise ConfigError(f"[{table}] has {lost[0]!r}, but the cases are {', '.join(sorted(names))}")
+    if lost := sorted(papers.keys() - names):
+        raise ConfigError(f"[paper] has a value for {lost[0]!r}, but the cases are {', '.join(sorted(names))}")
     differences = tuple(_difference(name, one, names) for name, one in _table(raw, "differences").items())
     if clash := sorted(names & {difference.name for difference in differences}):
         raise ConfigError(f"[differences] has {clash[0]!r}, which is a case: choose another name")
@@ -162,7 +159,6 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
 def _cases(
     shared: Settings,
     grid: Mapping[str, Any],
-    tuned: Mapping[str, Settings],
     glance: Settings,
     papers: Mapping[str, PaperValue],
     measure: Measure,
@@ -177,9 +173,8 @@ def _cases(
             if clash := sorted(changes.keys() & (settings.keys() - shared.keys())):
                 raise ConfigError(f"two axes of the grid set {clash[0]!r}: let one of them do it")
             settings |= changes
-        name = "-".join(label for label, _ in points)
-        settings |= tuned.get(name, {})
         settings |= glance
+        name = "-".join(label for label, _ in points)
         try:
             measure.check(settings)
         except ConfigError as error:
