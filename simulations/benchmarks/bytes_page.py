@@ -22,6 +22,7 @@ HEAD = (
     f"uplink MB to {REFERENCE} - {100 * TOLERANCE:g}",
 )
 _ACCURACY = Axis("test accuracy", words.percent_tick, from_zero=False)
+_SHOWN_RANGE = 0.15  # of accuracy, below the best: how a training begins would press the rest together
 
 
 def rows(result: SettingResult) -> list[list[str]]:
@@ -100,12 +101,18 @@ def frontier_charts(results: Sequence[SettingResult]) -> list[Chart]:
 
 def _frontier_chart(result: SettingResult) -> Chart:
     axis = Axis("uplink of all sites, logarithmic", words.in_bytes, log=True)
+    frontiers = result.frontiers
+    lowest = max((point.accuracy for points in frontiers.values() for point in points), default=0.0) - _SHOWN_RANGE
     series = [
-        Series(family, [_point(point, point.uplink) for point in points], _colour(family), steps=True)
-        for family, points in result.frontiers.items()
+        Series(family, [_point(p, p.uplink) for p in points if p.accuracy >= lowest], _colour(family), steps=True)
+        for family, points in frontiers.items()
+        if points[-1].accuracy >= lowest
     ]
     title = f"Epsilon {result.setting.epsilon:g}"
-    note = "Best accuracy within an uplink budget, over all rounds, densities and grids of a family (iid)."
+    note = (
+        "Best accuracy within an uplink budget, over all rounds, densities and grids of a family (iid); the last "
+        f"{100 * _SHOWN_RANGE:g} points."
+    )
     return _chart(title, note, series, axis, series)
 
 

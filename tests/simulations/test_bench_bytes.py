@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from server.runlog import Event
 from simulations.benchmarks import bytes as bench
 from simulations.benchmarks import bytes_plan
-from simulations.benchmarks.bytes_page import rows
+from simulations.benchmarks.bytes_page import frontier_charts, rows
 from simulations.benchmarks.bytes_plan import SYSTEMS, PlannedRun, Setting, Study, plan, quick_study
 from simulations.benchmarks.bytes_recipes import RECIPES, Choice, Recipes
 from simulations.benchmarks.bytes_results import (
@@ -204,6 +204,16 @@ def test_the_frontier_never_falls_and_takes_the_cheapest_of_equals() -> None:
         (40, 0.8),
     ]
     assert frontier([[], []]) == []
+
+
+def test_the_frontiers_chart_leaves_out_how_trainings_begin() -> None:
+    curve = (CurvePoint(1, 0.40, 10, 20), CurvePoint(2, 0.70, 20, 40), CurvePoint(3, 0.84, 30, 60))
+    dense = replace(_result("dense f32", 0.84, 1), curve=curve)
+    poor = replace(_result("dense int8", 0.60, 1), curve=(CurvePoint(1, 0.60, 10, 20),))
+    [chart] = frontier_charts([_setting(3.0, dense, poor)])
+    assert [(series.label, [point.y for point in series.points]) for series in chart.legend] == [
+        ("dense f32", [0.70, 0.84])
+    ]
 
 
 def test_the_headline_saves_most_among_those_that_are_as_accurate() -> None:
