@@ -19,7 +19,7 @@ help:  ## show this list
 demo: $(READY)  ## a real private federated run on the data that ships here, with a report
 	$(BIN)/fedsieve simulate
 
-# Three at a time, file by file in their order: the long ones are not the last, and many of them wait.
+# Three at a time, since many of them wait; file by file, the long ones first (tests/conftest.py).
 test: $(READY) lint  ## every test
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 

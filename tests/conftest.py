@@ -2,13 +2,14 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # One thread a process, here and in the processes that tests start: on tensors as small as these a second thread costs
 # more than it computes, and where other work runs every operation waits for it. Said before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Two test processes at a time ('make test') must not meet each other's Ray, which looks for a cluster that is up in its
+# Several test processes at a time ('make test') must not meet each other's Ray, which looks for a cluster that is up in its
 # temporary folder.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ["RAY_TMPDIR"] = f"/tmp/ray-{worker}-{os.getuid()}"
@@ -16,3 +17,22 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 # Correctness does not depend on how long a busy machine takes for an example.
 settings.register_profile("fedsieve", deadline=None)
 settings.load_profile("fedsieve")
+
+# Files that take a minute or more, longest first. Files are given out in this order ('make test'), so that none of these is
+# left to the end, where the other processes would have nothing to do.
+_LONG_FILES = (
+    "test_processes.py",
+    "test_ray_grid.py",
+    "test_flwr_run.py",
+    "test_daemon.py",
+    "test_mechanism.py",
+    "test_experiments.py",
+    "test_run.py",
+    "test_cli.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long; keep the order otherwise."""
+    order = {name: number for number, name in enumerate(_LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
