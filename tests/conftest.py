@@ -9,8 +9,8 @@ from hypothesis import settings
 # more than it computes, and where other work runs every operation waits for it. Said before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Several test processes at a time ('make test') must not meet each other's Ray, which looks for a cluster that is up in its
-# temporary folder.
+# Several test processes at a time ('make test') must not meet each other's Ray, which looks for a cluster that is up in
+# its temporary folder.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ["RAY_TMPDIR"] = f"/tmp/ray-{worker}-{os.getuid()}"
 
@@ -18,8 +18,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 settings.register_profile("fedsieve", deadline=None)
 settings.load_profile("fedsieve")
 
-# Files that take a minute or more, longest first. Files are given out in this order ('make test'), so that none of these is
-# left to the end, where the other processes would have nothing to do.
+# Files that take a minute or more, longest first. Files are given out in this order ('make test'), so that none of
+# these is left to the end, where the other processes would have nothing to do.
 _LONG_FILES = (
     "test_processes.py",
     "test_ray_grid.py",
