@@ -68,8 +68,8 @@ bench-coding: $(READY)  ## our coding of values and indices against zstd and Roa
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m simulations.benchmarks.coding
 
-bench-bytes: $(READY)  ## accuracy for the bytes: dense, sparse and calibrated systems; takes hours, QUICK=1 for a glance
-	$(BIN)/python -m simulations.benchmarks.bytes $(if $(QUICK),--quick)
+bench-bytes: $(READY)  ## accuracy for the bytes, all systems: takes hours; QUICK=1 for a glance, SHOW=1 for the published runs
+	$(BIN)/python -m simulations.benchmarks.bytes $(if $(QUICK),--quick) $(if $(SHOW),--show --published)
 
 bench-methods: $(READY)  ## choosing a million coordinates, recovering from measurements, accounting 10,000 sites
 	$(BIN)/python -m simulations.benchmarks.methods

@@ -1,8 +1,9 @@
 """What everything that carries out many runs shares: what is done stays done, what was stopped goes on, time left."""
 
+import fcntl
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from rich.table import Column
 from common.config import RunConfig
 from common.errors import FedsieveError
 from server.runfolder import RunFolder
+from server.runlog import Event
 from simulations.report import words
 from simulations.report.summary import RunSummary, load_run
-from simulations.run import config_of_run
+from simulations.run import Engine, config_of_run, simulate
 
 
 def folder_of(config: RunConfig) -> Path:
@@ -46,6 +48,31 @@ def _readable(config: RunConfig) -> RunSummary | None:
         return load_run(folder_of(config))
     except FedsieveError:
         return None
+
+
+def carried_out(config: RunConfig, progress: Callable[[float], None]) -> RunSummary:
+    """Return the summary of a run that is done, goes on or starts, all of its sites in this process."""
+
+    def follow(event: Event) -> None:
+        if event["event"] == "round":
+            progress(event["round"] / config.rounds)
+
+    folder = folder_of(config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        summary = finished(config)
+        if summary is None:
+            simulate(config_to_start(config), Engine(in_process=True), (follow,))
+            summary = load_run(folder)
+    return summary
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait for whoever else is at this run: a worker may outlive a runner that was killed by a moment."""
+    with folder.with_name(f".{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def work_of(config: RunConfig) -> float:
@@ -122,13 +149,13 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def start(self, name: str, title: str, left: float | None) -> None:
+    def start(self, name: str, left: float | None) -> None:
         """Name what begins."""
         self._shares[name] = 0.0
         self._show(left)
         if not self._console.is_terminal:
             number = self._done + len(self._shares)
-            self._say(f"run {number}/{self._total}: {title}; {_left(left) or 'time left unknown'}")
+            self._say(f"run {number}/{self._total}: {name}; {_left(left) or 'time left unknown'}")
 
     def advance(self, name: str, share: float, left: float | None) -> None:
         """Move the bar within what is under way."""

@@ -22,7 +22,7 @@ def add_attack(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         one.add_argument("--jobs", type=int, default=0, metavar="N", help="attacks at a time (default: one per CPU)")
         one.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster instead of starting one")
         one.add_argument("--in-process", action="store_true", help="no Ray: one after the other, here")
-        one.set_defaults(run=_attack, experiments=[name], only=[])
+        one.set_defaults(run=_attack, experiments=[name], only=[], published=False)
 
 
 def _attack(options: argparse.Namespace) -> int:

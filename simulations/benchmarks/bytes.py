@@ -1,12 +1,12 @@
 """What accuracy a number of bytes buys: calibrated sparse DP-SGD against dense updates and plain sparse ones.
 
-``python -m simulations.benchmarks.bytes [--quick] [--search] [--out FOLDER] [--only WORD ...]``
+``python -m simulations.benchmarks.bytes [--quick | --search | --show | --publish] [--published] [--only WORD ...]``
 
 Every system is a run config, every run an ordinary run folder, every figure from the run logs, which count bytes on
 what is serialised. Dense and sparse systems have recipes (rounds, steps, learning rate, ...) of their own from one
 list, chosen by hand, or by ``--search`` on a seed that is not reported: bytes_recipes.toml says which. Bytes are those
 of all sites and all rounds; savings are ratios of measured bytes. A run that is done is not run again, one that was
-stopped goes on.
+stopped goes on; with ``--published`` the runs that come with Fedsieve count as done.
 """
 
 import argparse
@@ -30,37 +30,47 @@ from simulations.benchmarks.bytes_page import HEAD, rows, write_page, write_post
 from simulations.benchmarks.bytes_plan import PlannedRun, Study
 from simulations.benchmarks.bytes_recipes import RECIPES, Recipes
 from simulations.benchmarks.bytes_results import SettingResult, SystemResult, bar, choose_headline, collect
-from simulations.benchmarks.bytes_runs import carry_out, finished
+from simulations.benchmarks.bytes_runs import PUBLISHED, Found, RunFigures, carry_out, publish
 from simulations.benchmarks.bytes_search import accuracies, best_choices, search_table
-from simulations.report.summary import RunSummary
-from simulations.run import Engine
+from simulations.crew import Workers
 
 _OUT = Path("runs/benchmarks/bytes")
 _COMMAND = ("python", "-m", "simulations.benchmarks.bytes")
-_ENGINE = Engine()  # Ray, on all cores
+_SEARCH = "search"  # the folder of its runs
+_ON_RAY = Workers()
 
 
-def _done(runs: Sequence[PlannedRun]) -> list[tuple[PlannedRun, RunSummary]]:
-    return [(run, summary) for run in runs if (summary := finished(run)) is not None]
+def _done(runs: Sequence[PlannedRun], found: Found) -> list[tuple[PlannedRun, RunFigures]]:
+    return [(run, figures) for run in runs if (figures := found.of(run)) is not None]
 
 
-def _search(study: Study, out: Path, only: Sequence[str], engine: Engine, console: Console) -> None:
+def _search(study: Study, options: argparse.Namespace, found: Found, workers: Workers, console: Console) -> None:
     recipes = Recipes.load(RECIPES)
-    runs = bytes_plan.search_plan(study, recipes, out / "search")
-    carry_out(bytes_plan.only(runs, only), engine, console)
-    found, candidates = accuracies(_done(runs)), list(recipes.candidates)
-    console.print(search_table(found, candidates))
-    choices = best_choices(found, candidates)
+    runs = bytes_plan.search_plan(study, recipes, options.out / _SEARCH)
+    carry_out(bytes_plan.only(runs, options.only), found, workers, console)
+    tried, candidates = accuracies(_done(runs, found)), list(recipes.candidates)
+    console.print(search_table(tried, candidates))
+    choices = best_choices(tried, candidates)
     recipes.save(choices)
     console.print(f"{len(choices)} choices written to {recipes.path}", highlight=False, soft_wrap=True)
 
 
-def _measure(
-    study: Study, recipes: Recipes | None, out: Path, only: Sequence[str], engine: Engine, console: Console
-) -> None:
+def _publish(study: Study, options: argparse.Namespace, found: Found, console: Console) -> None:
+    recipes = Recipes.load(RECIPES)
+    runs = bytes_plan.plan(study, recipes, options.out) + bytes_plan.search_plan(study, recipes, options.out / _SEARCH)
+    console.print(
+        f"{publish(runs, found, PUBLISHED)} trainings written to {PUBLISHED}", highlight=False, soft_wrap=True
+    )
+
+
+def _measure(study: Study, options: argparse.Namespace, found: Found, workers: Workers, console: Console) -> None:
+    recipes = None if options.quick else Recipes.load(RECIPES)
+    out: Path = options.out / "quick" if options.quick else options.out
     runs = bytes_plan.plan(study, recipes, out)
-    carry_out(bytes_plan.only(runs, only), engine, console)
-    done = _done(runs)  # also what an earlier call with other words left
+    if not options.show:
+        carry_out(bytes_plan.only(runs, options.only), found, workers, console)
+    out.mkdir(parents=True, exist_ok=True)
+    done = _done(runs, found)  # also what an earlier call with other words left
     results = collect(done)
     for result in results:
         console.print(_table(result))
@@ -123,12 +133,15 @@ def _system_report(result: SettingResult, system: SystemResult) -> dict[str, Any
     }
 
 
-def main(arguments: Sequence[str] | None = None, engine: Engine = _ENGINE) -> int:
+def main(arguments: Sequence[str] | None = None, workers: Workers = _ON_RAY) -> int:
     """Run what is missing, print a table for each setting, and end with the BAR line."""
     parser = argparse.ArgumentParser(prog=" ".join(_COMMAND), description=__doc__.splitlines()[0] if __doc__ else None)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--quick", action="store_true", help="few systems, one seed, shipped data: under five minutes")
     kind.add_argument("--search", action="store_true", help="try every recipe and rewrite the chosen ones")
+    kind.add_argument("--show", action="store_true", help="run nothing: show what is done")
+    kind.add_argument("--publish", action="store_true", help=f"run nothing: write what is done into {PUBLISHED.name}")
+    parser.add_argument("--published", action="store_true", help="count the runs that come with Fedsieve as done")
     parser.add_argument(
         "--out", type=Path, default=_OUT, metavar="FOLDER", help=f"where runs are kept (default {_OUT})"
     )
@@ -143,14 +156,16 @@ def main(arguments: Sequence[str] | None = None, engine: Engine = _ENGINE) -> in
     options = parser.parse_args(words)
     console = Console()
     try:
-        study = bytes_plan.quick_study() if options.quick else bytes_plan.full_study()
+        known = options.show and options.published  # needs no data
+        study = bytes_plan.quick_study() if options.quick else bytes_plan.full_study(needs_data=not known)
         console.print(f"data set: {study.dataset}", highlight=False)
+        found = Found(PUBLISHED if options.published else None)
         if options.search:
-            _search(study, options.out, options.only, engine, console)
-        elif options.quick:
-            _measure(study, None, options.out / "quick", options.only, engine, console)
+            _search(study, options, found, workers, console)
+        elif options.publish:
+            _publish(study, options, found, console)
         else:
-            _measure(study, Recipes.load(RECIPES), options.out, options.only, engine, console)
+            _measure(study, options, found, workers, console)
     except KeyboardInterrupt:
         console.print(f"stopped; go on with: {shlex.join([*_COMMAND, *words])}", highlight=False, soft_wrap=True)
         return 130

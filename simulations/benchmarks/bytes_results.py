@@ -1,13 +1,12 @@
-"""From the logs of the communication benchmark's runs to its figures: means over seeds, savings, the headline."""
+"""From the communication benchmark's runs to its figures: means over seeds, savings, the headline."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import FedsieveError
 from simulations.benchmarks.bytes_plan import FAMILIES, OURS, REFERENCE, PlannedRun, Setting, System
-from simulations.report.summary import RunSummary
+from simulations.benchmarks.bytes_runs import Point, RunFigures
 
 TOLERANCE = 0.005  # half a point: what counts as the accuracy of dense f32
 
@@ -133,49 +132,35 @@ class Headline:
         )
 
 
-def collect(done: Sequence[tuple[PlannedRun, RunSummary]]) -> list[SettingResult]:
+def collect(done: Sequence[tuple[PlannedRun, RunFigures]]) -> list[SettingResult]:
     """Group finished runs by setting and system, in the order in which they were planned."""
-    groups: dict[Setting, dict[str, list[tuple[PlannedRun, RunSummary]]]] = {}
-    for run, summary in done:
-        groups.setdefault(run.setting, {}).setdefault(run.system.name, []).append((run, summary))
+    groups: dict[Setting, dict[str, list[tuple[PlannedRun, RunFigures]]]] = {}
+    for run, figures in done:
+        groups.setdefault(run.setting, {}).setdefault(run.system.name, []).append((run, figures))
     return [
         SettingResult(setting, {name: _system_result(members) for name, members in systems.items()})
         for setting, systems in groups.items()
     ]
 
 
-def final_accuracy(summary: RunSummary) -> float:
-    """Return the accuracy at the end of a run."""
-    if summary.accuracy is None:
-        raise FedsieveError(f"{summary.folder} ended without an accuracy: remove it, and it will be run again")
-    return summary.accuracy
-
-
-def _system_result(members: Sequence[tuple[PlannedRun, RunSummary]]) -> SystemResult:
-    runs, summaries = zip(*members, strict=True)
+def _system_result(members: Sequence[tuple[PlannedRun, RunFigures]]) -> SystemResult:
+    runs, figures = zip(*members, strict=True)
     return SystemResult(
         system=runs[0].system,
         recipe=runs[0].recipe,
         seeds=tuple(run.config.seed for run in runs),
-        accuracies=tuple(final_accuracy(summary) for summary in summaries),
-        uplinks=tuple(summary.uplink for summary in summaries),
-        downlinks=tuple(summary.downlink for summary in summaries),
-        resumed=sum(summary.resumed for summary in summaries),
-        curve=tuple(_mean_curve(summaries)),
+        accuracies=tuple(one.accuracy for one in figures),
+        uplinks=tuple(one.uplink for one in figures),
+        downlinks=tuple(one.downlink for one in figures),
+        resumed=sum(one.resumed for one in figures),
+        curve=tuple(_mean_point(points) for points in zip(*(one.points for one in figures), strict=True)),
     )
 
 
-def _mean_curve(summaries: Sequence[RunSummary]) -> list[CurvePoint]:
-    points = []
-    uplink = total = 0.0
-    for rounds in zip(*(summary.rounds for summary in summaries), strict=True):
-        sent = statistics.fmean(one.uplink.total for one in rounds)
-        uplink += sent
-        total += sent + statistics.fmean(one.downlink.total for one in rounds)
-        accuracies = [one.accuracy for one in rounds if one.accuracy is not None]
-        if len(accuracies) == len(rounds):
-            points.append(CurvePoint(rounds[0].number, statistics.fmean(accuracies), uplink, total))
-    return points
+def _mean_point(points: Sequence[Point]) -> CurvePoint:
+    uplink = statistics.fmean(one.uplink for one in points)
+    total = uplink + statistics.fmean(one.downlink for one in points)
+    return CurvePoint(points[0].round, statistics.fmean(one.accuracy for one in points), uplink, total)
 
 
 def bytes_to_reach(curve: Sequence[CurvePoint], accuracy: float) -> float | None:

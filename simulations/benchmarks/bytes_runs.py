@@ -1,71 +1,158 @@
-"""Carrying out the runs of the communication benchmark, one after the other, each on all cores."""
+"""The runs of the communication benchmark: carrying them out, and what is kept of them."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from common.coding import PartBytes, largest_index_bytes
-from server.runlog import Event
-from simulations import many_runs
+from common.coding import largest_index_bytes
+from common.config import ConfigValue, RunConfig
+from common.errors import FedsieveError, RunFolderError
+from simulations import crew, many_runs
 from simulations.benchmarks.bytes_plan import PlannedRun
-from simulations.many_runs import Clock, Display, config_to_start, ray_kept_up, work_of
+from simulations.crew import Piece, Progress, Workers
+from simulations.many_runs import work_of
 from simulations.report import words
-from simulations.report.summary import RunSummary, load_run
-from simulations.run import Engine, simulate
+from simulations.report.summary import RunSummary
+from simulations.run import defaults
+
+PUBLISHED = Path(__file__).with_name("published") / "bytes.jsonl"
+_CHANGE_NOTHING = {"name", "out", "resume", "restart", "device", "round-deadline"}
 
 
-def finished(run: PlannedRun) -> RunSummary | None:
-    """Return the summary of a run that has ended and had the config that is wanted now.
+class Point(NamedTuple):
+    """Where a run is after a round that was evaluated; bytes and values are of all sites and all rounds so far."""
 
-    A run that differs from another one in nothing but indices that travel too is that one and the bytes of the indices.
-    """
-    own = many_runs.finished(run.config)
-    if own is not None or run.without_indices is None:
-        return own
-    other = many_runs.finished(run.without_indices)
-    return None if other is None else _with_indices(other)
+    round: int
+    accuracy: float
+    uplink: int
+    downlink: int
+    values: int  # how many values were sent up
 
 
-def _with_indices(summary: RunSummary) -> RunSummary:
-    """Return a summary as if every update had named its coordinates, in 4 bytes each."""
-    rounds = tuple(
-        replace(one, uplink=one.uplink + PartBytes(index=one.admitted * largest_index_bytes("raw", 0, one.kept)))
-        for one in summary.rounds
-    )
-    return replace(summary, rounds=rounds, uplink=sum(one.uplink.total for one in rounds))
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What the benchmark needs to know of a run that has ended; the last point is its end."""
+
+    points: tuple[Point, ...]
+    resumed: int
+    seconds: float
+    version: str
+
+    @classmethod
+    def of(cls, summary: RunSummary) -> "RunFigures":
+        """Return the figures of a run that was evaluated at its end."""
+        points = []
+        uplink = downlink = values = 0
+        for one in summary.rounds:
+            uplink, downlink = uplink + one.uplink.total, downlink + one.downlink.total
+            values += one.admitted * one.kept
+            if one.accuracy is not None:
+                points.append(Point(one.number, one.accuracy, uplink, downlink, values))
+        if not points or points[-1].round != summary.rounds[-1].number:
+            raise FedsieveError(f"{summary.folder} ended without an accuracy: remove it, and it will be run again")
+        return cls(tuple(points), summary.resumed, summary.seconds, summary.version)
+
+    @property
+    def accuracy(self) -> float:
+        """At the end."""
+        return self.points[-1].accuracy
+
+    @property
+    def uplink(self) -> int:
+        """Bytes that all sites sent."""
+        return self.points[-1].uplink
+
+    @property
+    def downlink(self) -> int:
+        """Bytes that all sites were sent."""
+        return self.points[-1].downlink
+
+    def with_indices(self) -> "RunFigures":
+        """Return the figures as if every update had named its coordinates, in 4 bytes each."""
+        points = (one._replace(uplink=one.uplink + largest_index_bytes("raw", 0, one.values)) for one in self.points)
+        return replace(self, points=tuple(points))
 
 
-def carry_out(runs: Sequence[PlannedRun], engine: Engine, console: Console) -> None:
-    """Do what is not done yet, with a bar on a terminal and with lines elsewhere."""
+class Found:
+    """The figures of runs that are done: in their folders, or among published ones."""
+
+    def __init__(self, published: Path | None = None) -> None:
+        self._published = {} if published is None else dict(_read(published))
+
+    def of(self, run: PlannedRun) -> RunFigures | None:
+        """Return the figures of a run that has ended and had the config that is wanted now.
+
+        A run that differs from another in nothing but indices that travel too is that one and the bytes of the indices.
+        """
+        own = self._of(run.config)
+        if own is not None or run.without_indices is None:
+            return own
+        other = self._of(run.without_indices)
+        return None if other is None else other.with_indices()
+
+    def _of(self, config: RunConfig) -> RunFigures | None:
+        summary = many_runs.finished(config)
+        return self._published.get(_identity(config.to_mapping())) if summary is None else RunFigures.of(summary)
+
+
+def _identity(config: Mapping[str, ConfigValue]) -> str:
+    """Return all that a result depends on; a key that did not exist then counts as its default."""
+    mapping = {**defaults(), **config}
+    return json.dumps({key: value for key, value in mapping.items() if key not in _CHANGE_NOTHING}, sort_keys=True)
+
+
+def _read(path: Path) -> Iterable[tuple[str, RunFigures]]:
+    if not path.exists():
+        return
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            raw: dict[str, Any] = json.loads(line)
+            points = tuple(Point(int(r), float(a), int(u), int(d), int(v)) for r, a, u, d, v in raw["points"])
+            figures = RunFigures(points, int(raw["resumed"]), float(raw["seconds"]), str(raw["version"]))
+            if not points:
+                raise ValueError("a run without points")
+            yield _identity(raw["config"]), figures
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} is not a file of published runs ({type(error).__name__}: {error}): restore it with git"
+        ) from error
+
+
+def publish(runs: Sequence[PlannedRun], found: Found, path: Path = PUBLISHED) -> int:
+    """Write down the figures of all trainings that are done, a line each; returns how many there are."""
+    lines = []
+    for run in runs:
+        figures = None if run.without_indices is not None else found.of(run)
+        if figures is not None:
+            config = {key: value for key, value in run.config.to_mapping().items() if key not in _CHANGE_NOTHING}
+            facts = {"resumed": figures.resumed, "seconds": round(figures.seconds), "version": figures.version}
+            lines.append(json.dumps({"run": run.title, "config": config, "points": figures.points, **facts}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
+def carry_out(runs: Sequence[PlannedRun], found: Found, workers: Workers, console: Console) -> None:
+    """Do what is not done yet, as many trainings at a time as there are CPUs."""
     names = {run.config.name for run in runs}
     trained = [run for run in runs if run.without_indices is None or run.without_indices.name not in names]
-    found = [(run, finished(run)) for run in trained]
-    missing = [run for run, summary in found if summary is None]
-    earlier = [(work_of(run.config), summary.seconds) for run, summary in found if summary is not None]
-    if earlier:
-        console.print(f"{len(earlier)} of {len(trained)} trainings were done already", highlight=False)
-    if not missing:
-        return
-    clock = Clock({run.config.name: work_of(run.config) for run in missing}, earlier)
-    up = nullcontext() if engine.in_process else ray_kept_up(engine.ray_address)
-    with up, Display(len(trained), len(earlier), console) as display:
-        for run in missing:
-            name = run.config.name
-            display.start(name, run.title, clock.left())
-            clock.start(name)
-
-            def follow(event: Event, run: PlannedRun = run, name: str = name) -> None:
-                if event["event"] == "round":
-                    share = event["round"] / run.config.rounds
-                    clock.advance(name, share)
-                    display.advance(name, share, clock.left())
-
-            simulate(config_to_start(run.config), engine, (follow,))
-            display.end(name, _figures(load_run(run.folder), clock.end(name)))
+    results = [(run, found.of(run)) for run in trained]
+    earlier = [(work_of(run.config), figures.seconds) for run, figures in results if figures is not None]
+    missing = [run for run, figures in results if figures is None]
+    pieces = [Piece(run.config.name, work_of(run.config), _train, (run.config,)) for run in missing]
+    failures = crew.carry_out(pieces, earlier, workers, console, _in_words)
+    if failures:
+        raise FedsieveError("\n".join(["some runs failed; the same command tries again", *failures]))
 
 
-def _figures(summary: RunSummary, seconds: float) -> str:
-    figures = f"accuracy {words.percent(summary.accuracy)}, uplink {words.in_bytes(summary.uplink)}"
-    return f"{figures}, downlink {words.in_bytes(summary.downlink)}, {words.duration(seconds)}"
+def _train(config: RunConfig, progress: Progress) -> RunFigures:
+    return RunFigures.of(many_runs.carried_out(config, progress))
+
+
+def _in_words(name: str, figures: RunFigures, seconds: float) -> str:
+    sent = f"uplink {words.in_bytes(figures.uplink)}, downlink {words.in_bytes(figures.downlink)}"
+    return f"accuracy {words.percent(figures.accuracy)}, {sent}, {words.duration(seconds)}"

@@ -7,17 +7,16 @@ from rich.table import Table
 
 from simulations.benchmarks.bytes_plan import PlannedRun, Setting
 from simulations.benchmarks.bytes_recipes import Choice
-from simulations.benchmarks.bytes_results import final_accuracy
-from simulations.report.summary import RunSummary
+from simulations.benchmarks.bytes_runs import RunFigures
 
 Found = dict[tuple[Setting, str], dict[str, float]]  # final accuracies by setting and kind, then by recipe
 
 
-def accuracies(done: Sequence[tuple[PlannedRun, RunSummary]]) -> Found:
+def accuracies(done: Sequence[tuple[PlannedRun, RunFigures]]) -> Found:
     """Return the final accuracy of each candidate."""
     found: Found = {}
-    for run, summary in done:
-        found.setdefault((run.setting, run.system.kind), {})[run.recipe] = final_accuracy(summary)
+    for run, figures in done:
+        found.setdefault((run.setting, run.system.kind), {})[run.recipe] = figures.accuracy
     return found
 
 

@@ -1,4 +1,4 @@
-"""``fedsieve experiments list|run|show``. Each loads what it needs only when it is called."""
+"""``fedsieve experiments list|run|show|publish``. Each loads what it needs only when it is called."""
 
 import argparse
 from collections.abc import Callable
@@ -23,9 +23,16 @@ def add_experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         ("list", "what there is, and what it would cost", _list),
         ("run", "carry out what is missing, then show", carry_out_and_show),
         ("show", "what was found, beside what the papers found", _show),
+        ("publish", "write what was found into the files that come with Fedsieve", _publish),
     ):
         one = actions.add_parser(name, help=about)
-        one.add_argument("--quick", action="store_true", help="a glance: fewer seeds, smaller settings, own results")
+        if name != "publish":
+            one.add_argument(
+                "--quick", action="store_true", help="a glance: fewer seeds, smaller settings, own results"
+            )
+        if name in ("run", "show"):
+            what = "count the results" if name == "run" else "show those"
+            one.add_argument("--published", action="store_true", help=f"{what} that come with Fedsieve")
         if name != "list":
             one.add_argument(
                 "experiments", nargs="*", metavar="EXPERIMENT", help="name, or .toml file of your own (default: all)"
@@ -38,7 +45,7 @@ def add_experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParse
             one.add_argument("--jobs", type=int, default=0, metavar="N", help="cases at a time (default: one per CPU)")
             one.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster instead of starting one")
             one.add_argument("--in-process", action="store_true", help="no Ray: one case after the other, here")
-        one.set_defaults(run=action)
+        one.set_defaults(run=action, **({"quick": False} if name == "publish" else {}))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -59,22 +66,32 @@ def _list(options: argparse.Namespace) -> int:
 
 def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[], None] = lambda: None) -> int:
     """Carry out what is missing of the chosen experiments, then show all of them."""
-    from simulations.experiments.runner import Workers, carry_out, tasks_of
+    from simulations.crew import Workers
+    from simulations.experiments.published import take_in
+    from simulations.experiments.results import Results
+    from simulations.experiments.runner import RESULTS, carry_out, tasks_of
+    from simulations.experiments.show import Shown, show
 
     if options.jobs < 0:
         raise ConfigError(f"expected --jobs of 0 or more, got {options.jobs}")
     console = Console()
-    tasks = tasks_of(_chosen(options, console), options.only)
+    experiments = _chosen(options, console)
+    tasks = tasks_of(experiments, options.only)
     if not tasks:
         raise ConfigError(f"no case has all of {', '.join(options.only)} in its name: see 'fedsieve experiments show'")
     workers = Workers(jobs=options.jobs, ray_address=options.ray_address, in_process=options.in_process)
+    if options.published:
+        with Results(out_of(options) / RESULTS) as results:
+            for experiment in experiments:
+                take_in(experiment, results)
     try:
         failures = carry_out(tasks, out_of(options), workers, console)
     except KeyboardInterrupt:
         console.print("stopped; what is done stays done: the same command goes on from here", highlight=False)
         return 130
     before_showing()
-    _show(options)
+    with Results(out_of(options) / RESULTS) as results:
+        show([Shown(experiment, results) for experiment in experiments], _COMMAND, console)
     if failures:
         raise FedsieveError(
             "\n".join([f"{len(failures)} of {len(tasks)} runs failed; the same command tries again", *failures])
@@ -83,14 +100,35 @@ def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[],
 
 
 def _show(options: argparse.Namespace) -> int:
+    """Show what was found here; of experiments that were not carried out here, what was published."""
+    from simulations.experiments.published import take_in
     from simulations.experiments.results import Results
     from simulations.experiments.runner import RESULTS
-    from simulations.experiments.show import show
+    from simulations.experiments.show import Shown, show
 
     console = Console()
-    experiments = _chosen(options, console)
+    path = out_of(options) / RESULTS
+    with Results(path if path.exists() else None) as own, Results(None) as published:
+        shown = []
+        for experiment in _chosen(options, console):
+            if options.published or not any(own.of(experiment, case) for case in experiment.cases):
+                take_in(experiment, published)
+                shown.append(Shown(experiment, published, "published results"))
+            else:
+                shown.append(Shown(experiment, own))
+        show(shown, _COMMAND, console)
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from simulations.experiments.published import publish
+    from simulations.experiments.results import Results
+    from simulations.experiments.runner import RESULTS
+
     with Results(out_of(options) / RESULTS) as results:
-        show(experiments, results, _COMMAND, console)
+        for experiment in _chosen(options, Console()):
+            path = publish(experiment, results)
+            print(f"{experiment.name}: {path or 'nothing was found yet'}")
     return 0
 
 

@@ -1,10 +1,8 @@
 """What a case of an experiment can be: a federated run, a run that is watched, or one of the attacks."""
 
-import fcntl
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,13 +28,13 @@ from simulations.attacks.canaries import (
 from simulations.attacks.inversion import InversionSettings, invert_releases
 from simulations.attacks.linear import LinearSettings, attack_releases
 from simulations.attacks.settings import as_mapping, defaults_of, parse_settings
+from simulations.crew import Progress
 from simulations.experiments.masks import FrozenCount, overlap
 from simulations.report.summary import RunSummary, load_run
 from simulations.run import Engine, config_with, defaults, simulate
 
 Settings = Mapping[str, ConfigValue]
 Figures = dict[str, float]
-Progress = Callable[[float], None]
 
 _TAIL = 5  # evaluations whose mean is the tail accuracy
 _RUNNERS_OWN = {"name", "out", "resume", "seed"}
@@ -74,23 +72,7 @@ def _run_identity(settings: Settings) -> dict[str, ConfigValue]:
 
 
 def _carry_out_run(settings: Settings, seed: int, folder: Path, progress: Progress) -> Figures:
-    return _figures(_finished_run(_run_config(settings, seed, folder), progress))
-
-
-def _finished_run(config: RunConfig, progress: Progress) -> RunSummary:
-    def follow(event: Event) -> None:
-        if event["event"] == "round":
-            progress(event["round"] / config.rounds)
-
-    folder = many_runs.folder_of(config)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
-        summary = many_runs.finished(config)
-        if summary is None:
-            # All sites in this process: the cores are busy with the other cases.
-            simulate(many_runs.config_to_start(config), Engine(in_process=True), (follow,))
-            summary = load_run(folder)
-    return summary
+    return _figures(many_runs.carried_out(_run_config(settings, seed, folder), progress))
 
 
 def _figures(summary: RunSummary) -> Figures:
@@ -107,14 +89,6 @@ def _figures(summary: RunSummary) -> Figures:
         "seconds": summary.seconds,
     }
     return {name: value for name, value in figures.items() if value is not None}
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait for whoever else is at this run: a worker may outlive a runner that was killed by a moment."""
-    with folder.with_name(f".{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _check_masks(settings: Settings) -> None:
@@ -144,7 +118,7 @@ def _carry_out_masks(settings: Settings, seed: int, folder: Path, progress: Prog
         if event["event"] == "round":
             progress(event["round"] / config.rounds)
 
-    with _alone(folder):
+    with many_runs.alone(folder):
         if folder.exists():
             shutil.rmtree(folder)
         simulate(config, Engine(in_process=True), (follow,))
@@ -184,7 +158,7 @@ def _carry_out_canaries(settings: Settings, seed: int, folder: Path, progress: P
     file = folder.with_name(f"{folder.name}-data.npz")
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, **{field.name: getattr(data, field.name) for field in fields(data)})
-    summary = _finished_run(_run_config({**rest, "dataset": str(file)}, seed, folder), progress)
+    summary = many_runs.carried_out(_run_config({**rest, "dataset": str(file)}, seed, folder), progress)
     file.unlink()
     flat = models.FlatModel(module)
     flat.load(Checkpoint.load(RunFolder(folder).checkpoint).model)

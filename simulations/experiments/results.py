@@ -38,20 +38,24 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one seed of a case gave."""
+    """What one seed of a case gave, with which settings, when, and with which version of Fedsieve."""
 
+    settings: Mapping[str, ConfigValue]
     figures: Mapping[str, float]
     seconds: float
+    finished: float
+    version: str
 
 
 class Results:
-    """The file; a path that does not exist yet is an empty one."""
+    """The file; a path that does not exist yet is an empty one. Without a path nothing is written anywhere."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path | None) -> None:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         try:
-            self._connection = sqlite3.connect(path)
+            self._connection = sqlite3.connect(":memory:" if path is None else path)
             self._migrate()
         except sqlite3.DatabaseError as error:
             raise RunFolderError(f"cannot use {path} for results: {error}; move it away and run again") from error
@@ -76,13 +80,19 @@ class Results:
                 self._connection.execute(f"PRAGMA user_version = {number}")
 
     def keep(self, experiment: Experiment, case: Case, seed: int, figures: Figures, seconds: float) -> None:
-        """Write a result down, in place of what an older definition gave."""
-        settings = json.dumps(experiment.measure.identity(case.settings), sort_keys=True)
-        row = (experiment.name, case.name, seed, experiment.measure.name, settings, json.dumps(figures), seconds)
+        """Write down what was measured just now, in place of what an older definition gave."""
+        settings = experiment.measure.identity(case.settings)
+        result = Result(settings, figures, seconds, time.time(), metadata.version("fedsieve"))
+        self.put(experiment, case.name, seed, result)
+
+    def put(self, experiment: Experiment, case: str, seed: int, result: Result) -> None:
+        """Write a result down, whenever it was measured."""
+        settings, figures = (json.dumps(one, sort_keys=True) for one in (result.settings, result.figures))
+        row = (experiment.name, case, seed, experiment.measure.name, settings, figures)
         with self._connection:
             self._connection.execute(
                 "INSERT OR REPLACE INTO result VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, time.time(), metadata.version("fedsieve")),
+                (*row, result.seconds, result.finished, result.version),
             )
 
     def find(self, experiment: Experiment, case: Case, seed: int) -> Result | None:
@@ -91,16 +101,16 @@ class Results:
         A setting that did not exist then counts as its default, which is made so that it changes nothing.
         """
         row = self._connection.execute(
-            "SELECT measure, settings, figures, seconds FROM result WHERE experiment = ? AND name = ? AND seed = ?",
+            "SELECT measure, settings, figures, seconds, finished, version FROM result "
+            "WHERE experiment = ? AND name = ? AND seed = ?",
             (experiment.name, case.name, seed),
         ).fetchone()
         if row is None or row[0] != experiment.measure.name:
             return None
-        then: dict[str, ConfigValue] = {**experiment.measure.defaults(), **json.loads(row[1])}
+        result = Result(json.loads(row[1]), json.loads(row[2]), *row[3:])
+        then: dict[str, ConfigValue] = {**experiment.measure.defaults(), **result.settings}
         wanted = experiment.measure.identity(case.settings)
-        if any(then.get(key) != value for key, value in wanted.items()):
-            return None
-        return Result(json.loads(row[2]), row[3])
+        return None if any(then.get(key) != value for key, value in wanted.items()) else result
 
     def of(self, experiment: Experiment, case: Case) -> dict[int, Result]:
         """Return the results of a case by seed, in the order of the definition."""

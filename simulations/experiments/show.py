@@ -25,6 +25,15 @@ class Line:
     is_difference: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An experiment and where its results are; ``origin`` says it where they were not found here."""
+
+    experiment: Experiment
+    results: Results
+    origin: str = ""
+
+
 def lines_of(experiment: Experiment, results: Results) -> list[Line]:
     """Return one line for each case and each difference; a difference is taken seed by seed."""
     by_case = {case.name: results.of(experiment, case) for case in experiment.cases}
@@ -46,25 +55,24 @@ def lines_of(experiment: Experiment, results: Results) -> list[Line]:
     return lines
 
 
-def show(experiments: Sequence[Experiment], results: Results, command: Sequence[str], console: Console) -> None:
+def show(shown: Sequence[Shown], command: Sequence[str], console: Console) -> None:
     """Print a table for each experiment, then one line for scripts for each case and each difference."""
-    found = [(experiment, lines_of(experiment, results)) for experiment in experiments]
-    for experiment, lines in found:
-        console.print(_table(experiment, lines))
+    found = [(one.experiment, lines_of(one.experiment, one.results), one.origin) for one in shown]
+    for experiment, lines, origin in found:
+        console.print(_table(experiment, lines, origin))
         if experiment.notes:
             console.print(experiment.notes, style="dim", highlight=False)
         run = shlex.join([*command, experiment.name if experiment.path in shipped() else str(experiment.path)])
         console.print(f"command: {run}{' --quick' if experiment.quick else ''}\n", highlight=False, soft_wrap=True)
-    for experiment, lines in found:
+    for experiment, lines, _ in found:
         for line in lines:
             print(bar(experiment, line))
 
 
-def _table(experiment: Experiment, lines: Sequence[Line]) -> Table:
+def _table(experiment: Experiment, lines: Sequence[Line], origin: str) -> Table:
     quick = " (a glance, not the paper's setting)" if experiment.quick else ""
-    title = (
-        f"{experiment.name}: {experiment.title}{quick}\n{experiment.source}; {METRICS[experiment.metrics[0]].heading}"
-    )
+    facts = [experiment.source, METRICS[experiment.metrics[0]].heading, *([origin] if origin else [])]
+    title = f"{experiment.name}: {experiment.title}{quick}\n{'; '.join(facts)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("case", no_wrap=True)
     for heading in ("paper", "ours", "difference", "seeds"):

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from common.errors import ConfigError
+from common.errors import ConfigError, RunFolderError
 from server.runlog import Event
 from simulations.benchmarks import bytes as bench
 from simulations.benchmarks import bytes_plan
@@ -26,13 +26,15 @@ from simulations.benchmarks.bytes_results import (
     choose_headline,
     frontier,
 )
-from simulations.benchmarks.bytes_runs import carry_out, finished
+from simulations.benchmarks.bytes_runs import PUBLISHED, Found, carry_out, publish
+from simulations.crew import Workers
 from simulations.many_runs import config_to_start
 from simulations.report.summary import load_run
 from simulations.run import Engine, simulate
 from tests.support import SMALL_MODEL
 
-_HERE = Engine(in_process=True)
+_HERE = Workers(in_process=True)
+_ENGINE = Engine(in_process=True)
 _BY_NAME = {system.name: system for system in SYSTEMS}
 _RECIPES = """\
 # Kept: [[chosen]] in a comment is none.
@@ -93,12 +95,15 @@ def _stop_after(round_number: int) -> Callable[[Event], None]:
 
 def test_a_finished_run_is_done_until_its_config_changes(tmp_path: Path) -> None:
     run = _one(tmp_path)
-    assert finished(run) is None and config_to_start(run.config) == run.config
-    simulate(run.config, _HERE)
-    summary = finished(run)
-    assert summary is not None and len(summary.rounds) == 3
+    found = Found()
+    assert found.of(run) is None and config_to_start(run.config) == run.config
+    simulate(run.config, _ENGINE)
+    figures, summary = found.of(run), load_run(run.folder)
+    assert figures is not None and [point.round for point in figures.points] == [1, 2, 3]
+    assert (figures.uplink, figures.downlink, figures.accuracy) == (summary.uplink, summary.downlink, summary.accuracy)
+    assert figures.points[-1].values == sum(one.admitted * one.kept for one in summary.rounds) > 0
     changed = replace(run, config=replace(run.config, learning_rate=0.25))
-    assert finished(changed) is None
+    assert found.of(changed) is None
     assert run.folder.exists()
     assert config_to_start(changed.config) == changed.config
     assert not run.folder.exists(), "the run with the other config is removed"
@@ -107,13 +112,13 @@ def test_a_finished_run_is_done_until_its_config_changes(tmp_path: Path) -> None
 def test_a_stopped_run_goes_on_and_is_done_then(tmp_path: Path) -> None:
     run = _one(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        simulate(run.config, _HERE, (_stop_after(2),))
-    assert finished(run) is None
+        simulate(run.config, _ENGINE, (_stop_after(2),))
+    assert Found().of(run) is None
     config = config_to_start(run.config)
     assert config == replace(run.config, resume=True)
-    simulate(config, _HERE)
-    summary = finished(run)
-    assert summary is not None and summary.resumed == 1 and [one.number for one in summary.rounds] == [1, 2, 3]
+    simulate(config, _ENGINE)
+    figures = Found().of(run)
+    assert figures is not None and figures.resumed == 1 and [point.round for point in figures.points] == [1, 2, 3]
 
 
 def test_a_run_with_indices_is_the_one_without_and_their_bytes(
@@ -122,26 +127,56 @@ def test_a_run_with_indices_is_the_one_without_and_their_bytes(
     systems = tuple(_BY_NAME[name] for name in ("RS 0.3, f32", "RS 0.3, f32 + indices"))
     study = replace(_tiny(), systems=systems, settings=(Setting("iid", 8.0),), seeds=(1,))
     runs = plan(study, _recipes(tmp_path, "long", "long"), tmp_path / "out")
-    carry_out(runs, _HERE, Console())
+    carry_out(runs, Found(), _HERE, Console())
     assert "run 1/1" in capsys.readouterr().out and not runs[1].folder.exists(), "one training for both"
-    computed = finished(runs[1])
-    simulate(runs[1].config, _HERE)
-    measured = finished(runs[1])
-    assert computed is not None and measured is not None and measured.folder == runs[1].folder
-    for one, other in zip(computed.rounds, measured.rounds, strict=True):
-        assert (one.accuracy, one.loss, one.kept) == (other.accuracy, other.loss, other.kept)
-        assert (one.uplink.index, one.uplink.values) == (other.uplink.index, other.uplink.values)
-        assert one.uplink.index == 4 * one.kept * one.admitted > 0
+    computed = Found().of(runs[1])
+    simulate(runs[1].config, _ENGINE)
+    measured = Found().of(runs[1])
+    assert computed is not None and measured is not None
+    assert load_run(runs[1].folder).rounds[0].uplink.index > 0 == load_run(runs[0].folder).rounds[0].uplink.index
+    for one, other in zip(computed.points, measured.points, strict=True):
+        assert (one.round, one.accuracy, one.values) == (other.round, other.accuracy, other.values)
         # A length takes a byte more where the message is longer.
-        assert one.uplink.total == pytest.approx(other.uplink.total, abs=2 * one.admitted)
-    assert computed.uplink == sum(one.uplink.total for one in computed.rounds)
+        assert one.uplink == pytest.approx(other.uplink, abs=2 * 3 * one.round)
+
+
+def test_published_runs_count_as_done_where_asked_for(tmp_path: Path) -> None:
+    study = replace(_tiny(), settings=(Setting("iid", 8.0),), seeds=(1,))
+    recipes = _recipes(tmp_path, "long", "long")
+    runs = plan(study, recipes, tmp_path / "out")
+    carry_out(bytes_plan.only(runs, ["RS"]), Found(), _HERE, Console(quiet=True))
+    file = tmp_path / "published" / "bytes.jsonl"
+    assert publish(runs, Found(), file) == 2, "of three systems"
+    elsewhere = plan(study, recipes, tmp_path / "elsewhere")
+    known = Found(file)
+    assert [known.of(run) is None for run in elsewhere] == [True, False, False]
+    for here, there in zip(runs[1:], elsewhere[1:], strict=True):
+        ours, theirs = Found().of(here), known.of(there)
+        assert ours is not None and theirs is not None
+        assert theirs == replace(ours, seconds=round(ours.seconds)) and Found().of(there) is None
+    changed = replace(elsewhere[2], config=replace(elsewhere[2].config, grid=1.0))
+    assert known.of(changed) is None, "another config is another run"
+    assert publish(elsewhere, known, file) == 2, "what was published stays published"
+
+    file.write_text(file.read_text().replace('"points": [', '"points": [7, '))
+    with pytest.raises(RunFolderError, match=r"bytes.jsonl is not a file of published runs .*: restore it with git"):
+        Found(file)
+
+
+def test_the_published_runs_are_of_this_benchmark() -> None:
+    study = bytes_plan.full_study(needs_data=False)
+    recipes = Recipes.load(RECIPES)
+    runs = plan(study, recipes, Path("nowhere")) + bytes_plan.search_plan(study, recipes, Path("nowhere"))
+    found = Found(PUBLISHED)
+    counted = [run for run in runs if run.without_indices is None and found.of(run) is not None]
+    assert len(counted) == len(PUBLISHED.read_text().splitlines()) > 0, "publish again: recipes or defaults changed"
 
 
 @pytest.mark.parametrize("lost", ["checkpoint.npz", "run.jsonl", "config.toml"])
 def test_a_stopped_run_that_lacks_a_file_starts_anew(tmp_path: Path, lost: str) -> None:
     run = _one(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        simulate(run.config, _HERE, (_stop_after(2),))
+        simulate(run.config, _ENGINE, (_stop_after(2),))
     (run.folder / lost).unlink()
     assert config_to_start(run.config) == run.config and not run.folder.exists()
 
@@ -155,7 +190,7 @@ def test_every_run_has_a_folder_of_its_own_and_a_config_that_is_valid(tmp_path: 
     )
     runs = plan(study, Recipes.load(RECIPES), tmp_path)
     assert len(SYSTEMS) == 16 and len({run.folder for run in runs}) == len(runs) == 192
-    assert all(40 <= run.config.rounds // run.config.evaluate_every < 80 for run in runs), "enough to draw a curve"
+    assert all(20 <= run.config.rounds // run.config.evaluate_every < 40 for run in runs), "enough to draw a curve"
     first = {run.system.name: run.config for run in runs[: len(SYSTEMS)]}
     plain, ours = first["RS 0.1, f32 + indices"], first["RS 0.1, calibrated 1"]
     assert (plain.value_coding, plain.index_coding, plain.downlink_coding) == ("f32", "raw", "f32")
@@ -271,7 +306,7 @@ def test_a_system_that_lacks_a_seed_is_shown_and_not_compared() -> None:
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = _recipes(tmp_path)
     monkeypatch.setattr(bench, "RECIPES", recipes.path)
-    monkeypatch.setattr(bytes_plan, "full_study", _tiny)
+    monkeypatch.setattr(bytes_plan, "full_study", lambda **_: _tiny())
     out = tmp_path / "out"
     assert bench.main(["--out", str(out)], _HERE) == 2
     assert "no [[chosen]]" in capsys.readouterr().err
@@ -279,7 +314,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert bench.main(["--search", "--out", str(out), "--only", "epsilon 3"], _HERE) == 0
     assert [choice.epsilon for choice in Recipes.load(recipes.path).choices] == [3.0, 3.0]
     assert bench.main(["--search", "--out", str(out)], _HERE) == 0
-    assert "of 8 trainings" in capsys.readouterr().out
+    assert "4 of 8 runs were done already" in capsys.readouterr().out
     assert len(Recipes.load(recipes.path).choices) == 4
     assert recipes.path.read_text().startswith(_RECIPES.rstrip())
 
@@ -287,7 +322,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "6 of 12 runs" in (out / "bytes.html").read_text()
     assert bench.main(["--out", str(out)], _HERE) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "6 of 12 trainings were done already" in lines
+    assert "6 of 12 runs were done already" in lines
     assert re.fullmatch(r"BAR uplink_saving=\S+ total_saving=\S+ accuracy_gap=\S+ best_accuracy=\S+", lines[-1])
     assert "within 0.5 points of dense f32" in lines[-2]
 
@@ -298,6 +333,13 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert first["uplink"] == sum(run.uplink for run in runs) / 2 == pytest.approx(first["curve"][-1]["uplink"])
     assert first["accuracy"] == pytest.approx(first["curve"][-1]["accuracy"])
     assert first["downlink"] + first["uplink"] == pytest.approx(first["curve"][-1]["total"])
+
+    monkeypatch.setattr(bench, "PUBLISHED", tmp_path / "bytes.jsonl")
+    assert bench.main(["--publish", "--out", str(out)], _HERE) == 0
+    assert "20 trainings written to" in capsys.readouterr().out.replace("\n", " "), "12 and the 8 of the search"
+    assert bench.main(["--show", "--published", "--out", str(tmp_path / "elsewhere")], _HERE) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == lines[-1], "nothing was run again"
+    assert (tmp_path / "elsewhere" / "bytes.html").read_text() == (out / "bytes.html").read_text()
 
     html = (out / "bytes.html").read_text()
     assert not re.search(r"https?://|//\w|@import|url\(|<script|<link|<img", html)
@@ -311,11 +353,11 @@ def test_an_interrupted_benchmark_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "RECIPES", _recipes(tmp_path, "short", "short").path)
-    monkeypatch.setattr(bytes_plan, "full_study", _tiny)
+    monkeypatch.setattr(bytes_plan, "full_study", lambda **_: _tiny())
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.benchmarks.bytes_runs.simulate", interrupt)
+    monkeypatch.setattr("simulations.many_runs.simulate", interrupt)
     assert bench.main(["--out", str(tmp_path), "--only", "RS 0.3"], _HERE) == 130
     assert "go on with: python -m simulations.benchmarks.bytes --out" in capsys.readouterr().out

@@ -16,12 +16,13 @@ from common.config import ConfigValue
 from common.errors import ConfigError, RunFolderError
 from common.models import initial_vector
 from simulations import cli
-from simulations.experiments import definition
+from simulations.crew import Workers
+from simulations.experiments import definition, published
 from simulations.experiments.definition import Experiment, PaperValue, load
 from simulations.experiments.masks import count_distribution, overlap
 from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results, estimate
-from simulations.experiments.runner import RESULTS, Workers, carry_out, tasks_of
+from simulations.experiments.runner import RESULTS, carry_out, tasks_of
 from simulations.experiments.show import lines_of
 from simulations.report.summary import load_run
 from simulations.run import Engine, simulate
@@ -242,6 +243,55 @@ def test_the_command_shows_paper_ours_and_difference(tmp_path: Path, capsys: pyt
     assert f"{mean:.2f} ± {sem:.2f}" in row and f"{mean - 60:+.2f}" in row and "2/2" in row
     assert f"command: fedsieve experiments run {path}" in lines
     assert "Tiny." in lines
+
+
+def test_published_results_are_shown_and_completed_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _file(tmp_path)
+    monkeypatch.setattr(definition, "shipped", lambda: [path])
+    monkeypatch.setattr(published, "shipped", lambda: [path])
+    monkeypatch.setattr(published.publish, "__defaults__", (tmp_path / "published",))
+    monkeypatch.setattr(published.take_in, "__defaults__", (tmp_path / "published",))
+    here, there = ["--out", str(tmp_path / "here")], ["--out", str(tmp_path / "there")]
+    assert cli.main(["experiments", "publish", "tiny", *here]) == 0
+    assert "nothing was found yet" in capsys.readouterr().out
+    assert cli.main(["experiments", "run", "tiny", "--in-process", "--only", "eps8", "seed 1", *here]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("BAR")]
+    assert cli.main(["experiments", "publish", "tiny", *here]) == 0
+    lines = (tmp_path / "published" / "tiny.jsonl").read_text().splitlines()
+    assert len(lines) == 3 and '"final-density": 0.3' in lines[2] and "final-density" not in lines[0]
+    capsys.readouterr()
+
+    assert cli.main(["experiments", "show", "tiny", *there]) == 0
+    shown = capsys.readouterr().out
+    assert "published results" in shown and [line for line in shown.splitlines() if line.startswith("BAR")] == found
+    assert cli.main(["experiments", "run", "tiny", "--published", "--in-process", "--only", "eps8", *there]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 4 runs were done already" in out and "BAR experiment=tiny/eps8-rs" in out and "seeds=2" in out
+    assert not (tmp_path / "there" / "tiny" / "eps8-rs-seed1").exists()
+    assert cli.main(["experiments", "show", "tiny", *there]) == 0
+    assert "published results" not in capsys.readouterr().out, "there are own results now"
+    assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("BAR")] == found
+
+    path.write_text(_TINY.replace("learning-rate = 0.1", "learning-rate = 0.25"))
+    assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 0
+    assert "seeds=1" not in capsys.readouterr().out, "published for another definition"
+    (tmp_path / "published" / "tiny.jsonl").write_text("{}\n{}\n")
+    assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 2
+    assert "tiny.jsonl is not a file of published results (KeyError" in capsys.readouterr().err
+
+
+def test_what_is_published_belongs_to_a_definition() -> None:
+    known = {path.stem: load(path) for path in definition.shipped()}
+    for path in sorted(published.FOLDER.glob("*.jsonl")):
+        experiment = known[path.stem]
+        with Results(None) as results:
+            published.take_in(experiment, results)
+            counted = sum(len(results.of(experiment, case)) for case in experiment.cases)
+        assert counted == len(path.read_text().splitlines()) - 1, f"publish {path.stem} again: its definition changed"
 
 
 def test_estimate() -> None:
