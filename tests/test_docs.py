@@ -17,7 +17,13 @@ import pytest
 
 from common.config import parse_assignment
 from common.errors import FedsieveError
-from simulations import cli
+from simulations import cli, published_docs
+from simulations.benchmarks import bytes as bytes_benchmark
+from simulations.benchmarks.bytes_runs import PUBLISHED
+from simulations.experiments import definition
+from simulations.experiments.published import take_in
+from simulations.experiments.results import Results
+from simulations.experiments.show import markdown_table
 from simulations.run import config_with, defaults
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -209,6 +215,31 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if not target.is_file() or (anchor and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def _published_tables(tmp_path: Path) -> dict[str, str]:
+    tables = bytes_benchmark.documentation(PUBLISHED, tmp_path / "frontier.svg")
+    for path in definition.shipped():
+        with Results(None) as results:
+            take_in(experiment := definition.load(path), results)
+            tables[experiment.name] = markdown_table(experiment, results)
+    return tables
+
+
+def test_tables_of_results_are_the_published_ones(tmp_path: Path) -> None:
+    tables = _published_tables(tmp_path)
+    asked = [name for page in _PAGES for name in re.findall(r"<!-- published: (\S+) -->", page.read_text("utf-8"))]
+    assert {"bytes", "bytes-short"} <= set(asked) <= tables.keys()
+    for page in _PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert published_docs.filled(text, tables) == text, f"{page.name}: publish again"
+    assert (tmp_path / "frontier.svg").read_text() == bytes_benchmark.POSTER.read_text(), "publish again"
+
+
+def test_a_table_that_was_changed_by_hand_is_noticed() -> None:
+    text = "before\n<!-- published: one -->\n\n| a |\n\n<!-- end of published -->\n<!-- published: two -->\n<!-- end of"
+    assert published_docs.filled(text, {"one": "| a |\n"}) == text
+    assert published_docs.filled(text.replace("| a |", "| b |"), {"one": "| a |\n", "two": "x"}) == text
 
 
 def test_every_page_is_in_the_index() -> None:

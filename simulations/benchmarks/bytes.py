@@ -15,7 +15,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,19 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import FedsieveError
+from simulations import published_docs
 from simulations.benchmarks import bytes_plan
-from simulations.benchmarks.bytes_page import HEAD, rows, write_page, write_poster
+from simulations.benchmarks.bytes_page import HEAD, markdown_tables, rows, write_page, write_poster
 from simulations.benchmarks.bytes_plan import PlannedRun, Study
 from simulations.benchmarks.bytes_recipes import RECIPES, Recipes
-from simulations.benchmarks.bytes_results import SettingResult, SystemResult, bar, choose_headline, collect
+from simulations.benchmarks.bytes_results import Headline, SettingResult, SystemResult, bar, choose_headline, collect
 from simulations.benchmarks.bytes_runs import PUBLISHED, Found, RunFigures, carry_out, publish
 from simulations.benchmarks.bytes_search import accuracies, best_choices, search_table
 from simulations.crew import Workers
 
 _OUT = Path("runs/benchmarks/bytes")
 _COMMAND = ("python", "-m", "simulations.benchmarks.bytes")
+POSTER = Path(__file__).resolve().parents[2] / "docs" / "frontier.svg"
 _SEARCH = "search"  # the folder of its runs
 _ON_RAY = Workers()
 
@@ -55,12 +57,54 @@ def _search(study: Study, options: argparse.Namespace, found: Found, workers: Wo
     console.print(f"{len(choices)} choices written to {recipes.path}", highlight=False, soft_wrap=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What is known of a study so far: ``facts`` say of what, ``sentence`` is the headline in words."""
+
+    facts: str
+    done: list[tuple[PlannedRun, RunFigures]]
+    results: list[SettingResult]
+    headline: Headline | None
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.headline or 'Nothing to compare yet'}."
+
+    @property
+    def figures(self) -> dict[str, str]:
+        return bar(self.results, self.headline)
+
+    @property
+    def last_line(self) -> str:
+        return " ".join(["BAR", *(f"{name}={value}" for name, value in self.figures.items())])
+
+    def write_poster(self, path: Path) -> bool:
+        return write_poster(self.results, f"{self.facts}, iid; over all rounds, densities and grids of a family", path)
+
+
+def _findings(study: Study, runs: Sequence[PlannedRun], found: Found) -> _Findings:
+    done = _done(runs, found)  # also what an earlier call with other words left
+    results = collect(done)
+    facts = f"{study.dataset}, {study.base['model']}, {study.base['sites']} sites, {len(done)} of {len(runs)} runs"
+    return _Findings(facts, done, results, choose_headline(results))
+
+
+def documentation(published: Path, poster: Path) -> dict[str, str]:
+    """Return the tables of the published runs, by the names that pages ask for, and draw the poster."""
+    study = bytes_plan.full_study(needs_data=False)
+    findings = _findings(study, bytes_plan.plan(study, Recipes.load(RECIPES), _OUT), Found(published, folders=False))
+    findings.write_poster(poster)
+    last = f"{findings.sentence} From {findings.facts}:\n\n```text\n{findings.last_line}\n```"
+    return markdown_tables(findings.results, last)
+
+
 def _publish(study: Study, options: argparse.Namespace, found: Found, console: Console) -> None:
     recipes = Recipes.load(RECIPES)
     runs = bytes_plan.plan(study, recipes, options.out) + bytes_plan.search_plan(study, recipes, options.out / _SEARCH)
-    console.print(
-        f"{publish(runs, found, PUBLISHED)} trainings written to {PUBLISHED}", highlight=False, soft_wrap=True
-    )
+    count = publish(runs, found, PUBLISHED)
+    changed = published_docs.write(documentation(PUBLISHED, POSTER))
+    pages = ", ".join(page.name for page in changed) or "no page changes"
+    console.print(f"{count} trainings written to {PUBLISHED}; tables: {pages}", highlight=False, soft_wrap=True)
 
 
 def _measure(study: Study, options: argparse.Namespace, found: Found, workers: Workers, console: Console) -> None:
@@ -70,34 +114,30 @@ def _measure(study: Study, options: argparse.Namespace, found: Found, workers: W
     if not options.show:
         carry_out(bytes_plan.only(runs, options.only), found, workers, console)
     out.mkdir(parents=True, exist_ok=True)
-    done = _done(runs, found)  # also what an earlier call with other words left
-    results = collect(done)
-    for result in results:
+    findings = _findings(study, runs, found)
+    for result in findings.results:
         console.print(_table(result))
-    headline = choose_headline(results)
-    sentence = "Nothing to compare yet" if headline is None else str(headline)
-    figures = bar(results, headline)
-    facts = f"{study.dataset}, {study.base['model']}, {study.base['sites']} sites, {len(done)} of {len(runs)} runs"
-    used = {run.recipe: dict(recipes.candidates[run.recipe]) if recipes else {} for run, _ in done}
+    used = {run.recipe: dict(recipes.candidates[run.recipe]) if recipes else {} for run, _ in findings.done}
     report = {
         "dataset": study.dataset,
         **study.base,
         "fedsieve": metadata.version("fedsieve"),
         "processor": platform.processor() or platform.machine(),
-        "runs": {"planned": len(runs), "done": len(done)},
+        "runs": {"planned": len(runs), "done": len(findings.done)},
         "recipes": used,
-        "settings": [_setting_report(result) for result in results],
-        "headline": None if headline is None else asdict(headline),
-        "bar": figures,
+        "settings": [_setting_report(result) for result in findings.results],
+        "headline": None if findings.headline is None else asdict(findings.headline),
+        "bar": findings.figures,
     }
     (out / "bytes.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    write_page(results, used, sentence, f"{facts}. Made from their run logs alone.", out / "bytes.html")
+    facts = f"{findings.facts}. Made from their run logs alone."
+    write_page(findings.results, used, findings.sentence, facts, out / "bytes.html")
     written = ["bytes.json", "bytes.html"]
-    if write_poster(results, f"{facts}, iid; over all rounds, densities and grids of a family", out / "frontier.svg"):
-        written.append("frontier.svg")
+    if findings.write_poster(out / POSTER.name):
+        written.append(POSTER.name)
     console.print(f"written to {out}: {', '.join(written)}", highlight=False, soft_wrap=True)
-    console.print(f"{sentence}.", highlight=False, soft_wrap=True)
-    print("BAR", *(f"{name}={value}" for name, value in figures.items()))
+    console.print(findings.sentence, highlight=False, soft_wrap=True)
+    print(findings.last_line)
 
 
 def _table(result: SettingResult) -> Table:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common.config import ConfigValue
-from simulations.benchmarks.bytes_plan import FAMILIES, REFERENCE
+from simulations.benchmarks.bytes_plan import FAMILIES, OURS, REFERENCE
 from simulations.benchmarks.bytes_results import TOLERANCE, CurvePoint, SettingResult, SystemResult
+from simulations.published_docs import markdown
 from simulations.report import words
 from simulations.report.charts import Chart
 from simulations.report.page import details, document, figure, section, table
@@ -20,6 +21,16 @@ HEAD = (
     "uplink saving",
     "total saving",
     f"uplink MB to {REFERENCE} - {100 * TOLERANCE:g}",
+)
+_MOST_TELLING = (
+    REFERENCE,
+    "dense f16",
+    "dense int8",
+    "RS 0.1, f32",
+    "RS 0.1, f32 + indices",
+    "RS 0.3, calibrated 0.5",
+    "RS 0.1, calibrated 0.5",
+    "RS 0.1, calibrated 1",
 )
 _ACCURACY = Axis("test accuracy", words.percent_tick, from_zero=False)
 _SHOWN_RANGE = 0.15  # of accuracy, below the best: how a training begins would press the rest together
@@ -41,6 +52,27 @@ def _row(result: SettingResult, system: SystemResult) -> list[str]:
         *("-" if saving is None else f"{saving:.2f}x" for saving in savings),
         _megabytes(result.uplink_to_reach(system)),
     ]
+
+
+def markdown_tables(results: Sequence[SettingResult], last: str) -> dict[str, str]:
+    """Return what the documentation shows, by name: ``bytes`` is all, ``bytes-short`` the most telling of iid."""
+    everything = [_markdown(result, list(result.systems), HEAD) for result in results]
+    short = [_markdown(one, _MOST_TELLING, HEAD[:-1]) for one in results if one.setting.partition == "iid"]
+    return {"bytes": "\n\n".join([*everything, last]), "bytes-short": "\n\n".join([*short, last])}
+
+
+def _markdown(result: SettingResult, names: Sequence[str], head: Sequence[str]) -> str:
+    chosen = [one for name, one in result.systems.items() if name in names]
+    lines = [_row(result, one)[: len(head)] for one in chosen]
+    marked = [
+        [f"**{line[0]}**" if one.system.family == OURS else line[0], *line[1:]]
+        for one, line in zip(chosen, lines, strict=True)
+    ]
+    return f"{result.setting.title}; seeds: {_seeds(result)}\n\n{markdown(head, marked)}"
+
+
+def _seeds(result: SettingResult) -> str:
+    return " or ".join(str(count) for count in sorted({len(one.seeds) for one in result.systems.values()}))
 
 
 def _megabytes(value: float | None) -> str:
@@ -151,10 +183,8 @@ def _point(point: CurvePoint, cost: float) -> Point:
 
 
 def _notes(result: SettingResult) -> str:
-    systems = result.systems.values()
-    seeds = " or ".join(str(count) for count in sorted({len(one.seeds) for one in systems}))
-    notes = f"Seeds: {seeds}; means and \N{PLUS-MINUS SIGN} standard errors; bytes of all sites and rounds."
-    if resumed := sum(one.resumed for one in systems):
+    notes = f"Seeds: {_seeds(result)}; means and \N{PLUS-MINUS SIGN} standard errors; bytes of all sites and rounds."
+    if resumed := sum(one.resumed for one in result.systems.values()):
         notes += f" Runs were stopped and went on {resumed} times; each time, the model was sent in full once more."
     return f"<p>{notes}</p>"
 

@@ -78,10 +78,11 @@ class RunFigures:
 
 
 class Found:
-    """The figures of runs that are done: in their folders, or among published ones."""
+    """The figures of runs that are done: in their ``folders``, or among published ones."""
 
-    def __init__(self, published: Path | None = None) -> None:
+    def __init__(self, published: Path | None = None, *, folders: bool = True) -> None:
         self._published = {} if published is None else dict(_read(published))
+        self._folders = folders
 
     def of(self, run: PlannedRun) -> RunFigures | None:
         """Return the figures of a run that has ended and had the config that is wanted now.
@@ -95,7 +96,7 @@ class Found:
         return None if other is None else other.with_indices()
 
     def _of(self, config: RunConfig) -> RunFigures | None:
-        summary = many_runs.finished(config)
+        summary = many_runs.finished(config) if self._folders else None
         return self._published.get(_identity(config.to_mapping())) if summary is None else RunFigures.of(summary)
 
 

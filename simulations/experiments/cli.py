@@ -121,14 +121,17 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _publish(options: argparse.Namespace) -> int:
+    from simulations import published_docs
     from simulations.experiments.published import publish
     from simulations.experiments.results import Results
     from simulations.experiments.runner import RESULTS
+    from simulations.experiments.show import markdown_table
 
     with Results(out_of(options) / RESULTS) as results:
         for experiment in _chosen(options, Console()):
             path = publish(experiment, results)
-            print(f"{experiment.name}: {path or 'nothing was found yet'}")
+            changed = published_docs.write({experiment.name: markdown_table(experiment, results)}) if path else []
+            print(f"{experiment.name}: {', '.join(map(str, [path, *changed])) if path else 'nothing was found yet'}")
     return 0
 
 

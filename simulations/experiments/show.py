@@ -11,8 +11,10 @@ from rich.table import Table
 from simulations.experiments.definition import Experiment, PaperValue, shipped
 from simulations.experiments.metrics import METRICS, Metric
 from simulations.experiments.results import Estimate, Results, estimate
+from simulations.published_docs import markdown
 
 _NONE = "-"
+_FIXED = 5  # columns before those of the other metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +76,38 @@ def _table(experiment: Experiment, lines: Sequence[Line], origin: str) -> Table:
     facts = [experiment.source, METRICS[experiment.metrics[0]].heading, *([origin] if origin else [])]
     title = f"{experiment.name}: {experiment.title}{quick}\n{'; '.join(facts)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("case", no_wrap=True)
-    for heading in ("paper", "ours", "difference", "seeds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for metric in experiment.metrics[1:]:
-        heading = METRICS[metric].heading
-        table.add_column(heading, justify="right", min_width=max(len(word) for word in heading.split()))
-    first = METRICS[experiment.metrics[0]]
+    for number, heading in enumerate(_head(experiment)):
+        least = max(len(word) for word in heading.split()) if number >= _FIXED else None
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number < _FIXED, min_width=least)
     for line in lines:
-        ours = line.ours.get(experiment.metrics[0])
-        table.add_row(
-            line.name,
-            _paper(line.paper, first, line.is_difference),
-            _NONE if ours is None else _with_error(ours, first, line.is_difference),
-            _NONE if ours is None or line.paper is None else _against(ours, line.paper, first),
-            f"{ours.seeds if ours else 0}/{len(experiment.seeds)}",
-            *(
-                _NONE if metric not in line.ours else METRICS[metric].write(line.ours[metric].mean)
-                for metric in experiment.metrics[1:]
-            ),
-            style="bold" if line.is_difference else "",
-        )
+        table.add_row(*_row(experiment, line), style="bold" if line.is_difference else "")
     return table
+
+
+def markdown_table(experiment: Experiment, results: Results) -> str:
+    """Return the table as the documentation has it."""
+    head = ["case", f"paper: {METRICS[experiment.metrics[0]].heading}", *_head(experiment)[2:]]
+    return markdown(head, (_row(experiment, line) for line in lines_of(experiment, results)))
+
+
+def _head(experiment: Experiment) -> list[str]:
+    return ["case", "paper", "ours", "difference", "seeds", *(METRICS[name].heading for name in experiment.metrics[1:])]
+
+
+def _row(experiment: Experiment, line: Line) -> list[str]:
+    first = METRICS[experiment.metrics[0]]
+    ours = line.ours.get(experiment.metrics[0])
+    return [
+        line.name,
+        _paper(line.paper, first, line.is_difference),
+        _NONE if ours is None else _with_error(ours, first, line.is_difference),
+        _NONE if ours is None or line.paper is None else _against(ours, line.paper, first),
+        f"{ours.seeds if ours else 0}/{len(experiment.seeds)}",
+        *(
+            _NONE if metric not in line.ours else METRICS[metric].write(line.ours[metric].mean)
+            for metric in experiment.metrics[1:]
+        ),
+    ]
 
 
 def _paper(paper: PaperValue | None, metric: Metric, sign: bool) -> str:

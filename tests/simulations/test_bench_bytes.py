@@ -12,6 +12,7 @@ from rich.console import Console
 
 from common.errors import ConfigError, RunFolderError
 from server.runlog import Event
+from simulations import published_docs
 from simulations.benchmarks import bytes as bench
 from simulations.benchmarks import bytes_plan
 from simulations.benchmarks.bytes_page import frontier_charts, rows
@@ -334,9 +335,16 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert first["accuracy"] == pytest.approx(first["curve"][-1]["accuracy"])
     assert first["downlink"] + first["uplink"] == pytest.approx(first["curve"][-1]["total"])
 
+    page = tmp_path / "page.md"
+    page.write_text("<!-- published: bytes -->\nold\n<!-- end of published -->\nafter\n")
     monkeypatch.setattr(bench, "PUBLISHED", tmp_path / "bytes.jsonl")
+    monkeypatch.setattr(bench, "POSTER", tmp_path / "frontier.svg")
+    monkeypatch.setattr(published_docs, "pages", lambda: [page])
     assert bench.main(["--publish", "--out", str(out)], _HERE) == 0
     assert "20 trainings written to" in capsys.readouterr().out.replace("\n", " "), "12 and the 8 of the search"
+    assert lines[-1] in page.read_text() and "| RS 0.3, f32 + indices |" in page.read_text()
+    assert "old" not in page.read_text() and page.read_text().endswith("\n<!-- end of published -->\nafter\n")
+    assert (tmp_path / "frontier.svg").read_text() == (out / "frontier.svg").read_text()
     assert bench.main(["--show", "--published", "--out", str(tmp_path / "elsewhere")], _HERE) == 0
     assert capsys.readouterr().out.splitlines()[-1] == lines[-1], "nothing was run again"
     assert (tmp_path / "elsewhere" / "bytes.html").read_text() == (out / "bytes.html").read_text()
