@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None, workers: Workers = _ON_RAY) -> 
         known = options.show and options.published  # needs no data
         study = bytes_plan.quick_study() if options.quick else bytes_plan.full_study(needs_data=not known)
         console.print(f"data set: {study.dataset}", highlight=False)
-        found = Found(PUBLISHED if options.published else None)
+        found = Found(PUBLISHED if options.published or options.publish else None)  # what was published stays so
         if options.search:
             _search(study, options, found, workers, console)
         elif options.publish:

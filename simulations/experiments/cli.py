@@ -111,9 +111,9 @@ def _show(options: argparse.Namespace) -> int:
     with Results(path if path.exists() else None) as own, Results(None) as published:
         shown = []
         for experiment in _chosen(options, console):
-            if options.published or not any(own.of(experiment, case) for case in experiment.cases):
+            if options.published or not own.any_of(experiment):
                 take_in(experiment, published)
-                shown.append(Shown(experiment, published, "published results"))
+                shown.append(Shown(experiment, published, "published results" if published.any_of(experiment) else ""))
             else:
                 shown.append(Shown(experiment, own))
         show(shown, _COMMAND, console)
@@ -122,13 +122,14 @@ def _show(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace) -> int:
     from simulations import published_docs
-    from simulations.experiments.published import publish
+    from simulations.experiments.published import publish, take_in
     from simulations.experiments.results import Results
     from simulations.experiments.runner import RESULTS
     from simulations.experiments.show import markdown_table
 
     with Results(out_of(options) / RESULTS) as results:
         for experiment in _chosen(options, Console()):
+            take_in(experiment, results)  # what was published stays so
             path = publish(experiment, results)
             changed = published_docs.write({experiment.name: markdown_table(experiment, results)}) if path else []
             print(f"{experiment.name}: {', '.join(map(str, [path, *changed])) if path else 'nothing was found yet'}")

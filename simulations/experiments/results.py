@@ -117,6 +117,10 @@ class Results:
         found = {seed: self.find(experiment, case, seed) for seed in experiment.seeds}
         return {seed: result for seed, result in found.items() if result is not None}
 
+    def any_of(self, experiment: Experiment) -> bool:
+        """Tell whether anything of today's definition was measured."""
+        return any(self.of(experiment, case) for case in experiment.cases)
+
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Return mean and standard error; None where nothing was measured."""

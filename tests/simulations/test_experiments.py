@@ -253,7 +253,7 @@ def test_published_results_are_shown_and_completed_elsewhere(
     monkeypatch.setattr(published, "shipped", lambda: [path])
     monkeypatch.setattr(published.publish, "__defaults__", (tmp_path / "published",))
     monkeypatch.setattr(published.take_in, "__defaults__", (tmp_path / "published",))
-    here, there = ["--out", str(tmp_path / "here")], ["--out", str(tmp_path / "there")]
+    here, there, new = (["--out", str(tmp_path / name)] for name in ("here", "there", "new"))
     assert cli.main(["experiments", "publish", "tiny", *here]) == 0
     assert "nothing was found yet" in capsys.readouterr().out
     assert cli.main(["experiments", "run", "tiny", "--in-process", "--only", "eps8", "seed 1", *here]) == 0
@@ -275,6 +275,12 @@ def test_published_results_are_shown_and_completed_elsewhere(
     assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 0
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if line.startswith("BAR")] == found
+
+    assert cli.main(["experiments", "run", "tiny", "--in-process", "--only", "eps1-rs", "seed 1", *new]) == 0
+    assert cli.main(["experiments", "publish", "tiny", *new]) == 0
+    lines = (tmp_path / "published" / "tiny.jsonl").read_text().splitlines()
+    assert len(lines) == 4, "what was published stays so"
+    capsys.readouterr()
 
     path.write_text(_TINY.replace("learning-rate = 0.1", "learning-rate = 0.25"))
     assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 0
