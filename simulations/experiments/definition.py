@@ -35,7 +35,7 @@ from simulations.experiments.metrics import METRICS
 FOLDER = Path(__file__).parent
 _KEYS = {"title", "source", "measure", "metrics", "seeds", "minutes", "notes"}
 _TABLES = {"settings", "grid", "paper", "differences", "quick"}
-_LABEL = re.compile(r"[a-z0-9][a-z0-9.]*")
+_LABEL = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 Settings = Mapping[str, ConfigValue]
 
@@ -192,7 +192,7 @@ def _axis(name: str, points: Any) -> Mapping[str, Settings]:
         )
     for label in points:
         if not _LABEL.fullmatch(label):
-            raise ConfigError(f"expected labels of a-z, 0-9 and '.', got {label!r} in [grid.{name}]")
+            raise ConfigError(f"expected labels of a-z, 0-9, '.' and '-', got {label!r} in [grid.{name}]")
     return points
 
 

@@ -107,7 +107,7 @@ def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
         ('of = "eps8-rs"', 'of = "rs"', r"'gain' speaks of 'rs'"),
         ("gain =", "eps1-rs =", r"which is a case"),
         ("rs = { final-density = 0.3 }", "rs = { epsilon = 0.3 }", r"two axes of the grid set 'epsilon'"),
-        ("rs = { final", "'r s' = { final", r"expected labels of a-z, 0-9 and '\.', got 'r s'"),
+        ("rs = { final", "'r s' = { final", r"expected labels of a-z, 0-9, '\.' and '-', got 'r s'"),
         ("minutes = 0.1", "minutes = 0", r"expected 'minutes' above 0"),
         ("title =", "titel =", r"unknown key 'titel'"),
         ("title =", "title", r"cannot read the experiment"),
