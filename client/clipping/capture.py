@@ -35,7 +35,8 @@ class _Seen:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     edges: list[GradientEdge]  # where the gradients by the outputs arrive; the outputs themselves need not stay
-    first_output: Tensor  # on the meta device: its shape and type
+    shape: torch.Size  # of the first output, and its type
+    dtype: torch.dtype
     rebuild: Callable[[list[Tensor | None]], Any]
     watched: list[tuple[Tensor, int]]  # everything that must not change any more, with its version
 
@@ -46,7 +47,9 @@ class _Seen:
         """
         found = [next(gradients) for _ in self.edges]
         if len(found) == 1 and found[0] is None:
-            found = [torch.zeros_like(self.first_output, device=_device(self.arguments))]
+            found = [torch.zeros(self.shape, dtype=self.dtype, device=_device(self.arguments))]
+        if len(self.arguments) == 1 and isinstance(self.arguments[0], Tensor) and not self.keywords:
+            return Call((self.arguments[0].detach(),), {}, self.rebuild(found))  # as a rule: no tree to walk
         detached: dict[int, Tensor] = {}
 
         def detach(leaf: Any) -> Any:  # equal tensors stay one tensor: attention asks whether they are
@@ -102,26 +105,41 @@ def _explained() -> Iterator[None]:
 
 def _recorder(into: list[_Seen]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
     def record(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        leaves, shape = pytree.tree_flatten(output)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        outputs = [leaves[i] for i in places]
+        outputs, rebuild = _outputs(output)
         for tensor in outputs:
             if not tensor.requires_grad:  # the first layer: its inputs are data and its parameters stand still
                 tensor.requires_grad_()
-
-        count = len(leaves)
-
-        def rebuild(gradients: list[Tensor | None]) -> Any:
-            filled: list[Any] = [None] * count
-            for i, gradient in zip(places, gradients, strict=True):
-                filled[i] = gradient
-            return pytree.tree_unflatten(filled, shape)
-
-        given = [(t, t._version) for t in pytree.tree_leaves((arguments, keywords)) if isinstance(t, Tensor)]
+        leaves = arguments if not keywords and _all_tensors(arguments) else pytree.tree_leaves((arguments, keywords))
+        given = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
         edges = [get_gradient_edge(tensor) for tensor in outputs]
-        into.append(_Seen(arguments, keywords, edges, outputs[0].to("meta"), rebuild, given))
+        into.append(_Seen(arguments, keywords, edges, outputs[0].shape, outputs[0].dtype, rebuild, given))
 
     return record
+
+
+def _all_tensors(arguments: tuple[Any, ...]) -> bool:
+    return all(isinstance(one, Tensor) for one in arguments)
+
+
+def _outputs(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor | None]], Any]]:
+    """Return the floating-point tensors of a layer's output, and how their gradients take its shape."""
+    if isinstance(output, Tensor) and output.is_floating_point():
+        return [output], _the_only_one
+    leaves, shape = pytree.tree_flatten(output)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    count = len(leaves)
+
+    def rebuild(gradients: list[Tensor | None]) -> Any:
+        filled: list[Any] = [None] * count
+        for i, gradient in zip(places, gradients, strict=True):
+            filled[i] = gradient
+        return pytree.tree_unflatten(filled, shape)
+
+    return [leaves[i] for i in places], rebuild
+
+
+def _the_only_one(gradients: list[Tensor | None]) -> Any:
+    return gradients[0]
 
 
 def _check(layer: Layer, calls: list[_Seen], batch: int) -> None:
