@@ -9,7 +9,7 @@ from common.config import ConfigValue, RunConfig
 from common.errors import RunFolderError
 
 # What may differ between the first part of a run and its continuation: where it runs, never what it computes.
-_MAY_CHANGE = {"resume", "restart", "device", "out", "name", "round-deadline"}
+MAY_CHANGE = {"resume", "restart", "device", "out", "name", "round-deadline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RunFolder:
             raise RunFolderError("a run is resumed by its name: set 'name' in the run config")
         folder = cls(Path(config.out) / config.name)
         began, now = folder.read_config(), config.to_mapping()
-        changed = sorted(key for key in now if key not in _MAY_CHANGE and began.get(key) != now[key])
+        changed = sorted(key for key in now if key not in MAY_CHANGE and began.get(key) != now[key])
         if changed:
             raise RunFolderError(
                 f"{folder.path} was begun with another config: "

@@ -40,15 +40,17 @@ def carry_out(
     workers: Workers,
     console: Console,
     keep: Callable[[str, Any, float], str],
+    *,
+    noun: str = "runs",
 ) -> list[str]:
-    """Carry out all pieces; one that fails does not stop the others. Returns what failed, and why.
+    """Carry out all pieces; one that ends in a FedsieveError does not stop the others. Returns what failed, and why.
 
     ``earlier`` has (work, seconds) of the pieces that were done before. ``keep`` takes the name, the result and the
     seconds of a piece as soon as it is done, and says in words what came of it.
     """
     total = len(pieces) + len(earlier)
     if earlier:
-        console.print(f"{len(earlier)} of {total} runs were done already", highlight=False)
+        console.print(f"{len(earlier)} of {total} {noun} were done already", highlight=False)
     if not pieces:
         return []
     failures = []
@@ -148,7 +150,7 @@ class _OnRay:
                 try:
                     yield piece, ray.get(reference)
                 except ray.exceptions.RayTaskError as error:
-                    yield piece, error.as_instanceof_cause()
+                    yield piece, error.cause  # its own words alone, not the worker's stack
                 except ray.exceptions.RayError as error:
                     yield piece, error
 

@@ -1,6 +1,7 @@
 """What everything that carries out many runs shares: what is done stays done, what was stopped goes on, time left."""
 
 import fcntl
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,13 +33,26 @@ def finished(config: RunConfig) -> RunSummary | None:
 
 
 def config_to_start(config: RunConfig) -> RunConfig:
-    """Return the config with which a run that is not done goes on, or starts; what cannot go on is removed."""
+    """Return the config with which a run that is not done goes on, or starts.
+
+    What cannot go on is removed; a run that ended with another config stays, under a name with a number.
+    """
     folder = folder_of(config)
     if _readable(config) is not None and RunFolder(folder).checkpoint.exists():
         return config_of_run(folder)
-    if folder.exists():
+    if _has_ended(folder):
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{number}"))
+    elif folder.exists():
         shutil.rmtree(folder)
     return config
+
+
+def _has_ended(folder: Path) -> bool:
+    try:
+        return load_run(folder).finished
+    except FedsieveError:
+        return False
 
 
 def _readable(config: RunConfig) -> RunSummary | None:
@@ -174,7 +188,7 @@ class Display:
         self._progress.update(self._task, description=", ".join(self._shares), completed=done, left=_left(left))
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _left(seconds: float | None) -> str:
@@ -183,7 +197,7 @@ def _left(seconds: float | None) -> str:
 
 @contextmanager
 def ray_kept_up(address: str | None) -> Iterator[None]:
-    """Keep Ray up between runs: a RayGrid shuts down only what it started itself."""
+    """Keep Ray up: the cluster of ``address``, or one that is shut down in the end."""
     from simulations.ray_grid import start_ray  # slow to load, and it sets what Ray reads when it is imported
 
     started = start_ray(address)

@@ -21,8 +21,7 @@ from simulations import cli, published_docs
 from simulations.benchmarks import bytes as bytes_benchmark
 from simulations.benchmarks.bytes_runs import PUBLISHED
 from simulations.experiments import definition
-from simulations.experiments.published import take_in
-from simulations.experiments.results import Results
+from simulations.experiments.published import published_results
 from simulations.experiments.show import markdown_table
 from simulations.run import config_with, defaults
 
@@ -220,8 +219,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def _published_tables(tmp_path: Path) -> dict[str, str]:
     tables = bytes_benchmark.documentation(PUBLISHED, tmp_path / "frontier.svg")
     for path in definition.shipped():
-        with Results(None) as results:
-            take_in(experiment := definition.load(path), results)
+        experiment = definition.load(path)
+        with published_results([experiment]) as results:
             tables[experiment.name] = markdown_table(experiment, results)
     return tables
 

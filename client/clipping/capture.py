@@ -106,6 +106,8 @@ def _explained() -> Iterator[None]:
 def _recorder(into: list[_Seen]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
     def record(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         outputs, rebuild = _outputs(output)
+        if not outputs:
+            raise ModelError(f"a {type(module).__name__} layer has parameters and returned no floating-point tensor")
         for tensor in outputs:
             if not tensor.requires_grad:  # the first layer: its inputs are data and its parameters stand still
                 tensor.requires_grad_()

@@ -39,7 +39,6 @@ _OUT = Path("runs/benchmarks/bytes")
 _COMMAND = ("python", "-m", "simulations.benchmarks.bytes")
 POSTER = Path(__file__).resolve().parents[2] / "docs" / "frontier.svg"
 _SEARCH = "search"  # the folder of its runs
-_ON_RAY = Workers()
 
 
 def _done(runs: Sequence[PlannedRun], found: Found) -> list[tuple[PlannedRun, RunFigures]]:
@@ -49,12 +48,18 @@ def _done(runs: Sequence[PlannedRun], found: Found) -> list[tuple[PlannedRun, Ru
 def _search(study: Study, options: argparse.Namespace, found: Found, workers: Workers, console: Console) -> None:
     recipes = Recipes.load(RECIPES)
     runs = bytes_plan.search_plan(study, recipes, options.out / _SEARCH)
-    carry_out(bytes_plan.only(runs, options.only), found, workers, console)
+    failures = carry_out(bytes_plan.only(runs, options.only), found, workers, console)
     tried, candidates = accuracies(_done(runs, found)), list(recipes.candidates)
     console.print(search_table(tried, candidates))
     choices = best_choices(tried, candidates)
     recipes.save(choices)
     console.print(f"{len(choices)} choices written to {recipes.path}", highlight=False, soft_wrap=True)
+    _raise_if_any(failures)
+
+
+def _raise_if_any(failures: Sequence[str]) -> None:
+    if failures:
+        raise FedsieveError("\n".join(["some trainings failed; the same command tries again", *failures]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,8 @@ def _measure(study: Study, options: argparse.Namespace, found: Found, workers: W
     recipes = None if options.quick else Recipes.load(RECIPES)
     out: Path = options.out / "quick" if options.quick else options.out
     runs = bytes_plan.plan(study, recipes, out)
-    if not options.show:
-        carry_out(bytes_plan.only(runs, options.only), found, workers, console)
+    wanted = bytes_plan.only(runs, options.only)
+    failures = [] if options.show else carry_out(wanted, found, workers, console)
     out.mkdir(parents=True, exist_ok=True)
     findings = _findings(study, runs, found)
     for result in findings.results:
@@ -138,6 +143,7 @@ def _measure(study: Study, options: argparse.Namespace, found: Found, workers: W
     console.print(f"written to {out}: {', '.join(written)}", highlight=False, soft_wrap=True)
     console.print(findings.sentence, highlight=False, soft_wrap=True)
     print(findings.last_line)
+    _raise_if_any(failures)
 
 
 def _table(result: SettingResult) -> Table:
@@ -173,7 +179,7 @@ def _system_report(result: SettingResult, system: SystemResult) -> dict[str, Any
     }
 
 
-def main(arguments: Sequence[str] | None = None, workers: Workers = _ON_RAY) -> int:
+def main(arguments: Sequence[str] | None = None, workers: Workers | None = None) -> int:
     """Run what is missing, print a table for each setting, and end with the BAR line."""
     parser = argparse.ArgumentParser(prog=" ".join(_COMMAND), description=__doc__.splitlines()[0] if __doc__ else None)
     kind = parser.add_mutually_exclusive_group()
@@ -192,14 +198,20 @@ def main(arguments: Sequence[str] | None = None, workers: Workers = _ON_RAY) -> 
         metavar="WORD",
         help="run only what has all the words in its title, e.g. iid 'RS 0.3'",
     )
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="trainings at a time (default: one per CPU)")
     words = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(words)
+    if options.only and (options.show or options.publish):
+        parser.error("--only says what to run, and nothing is run with --show and --publish")
+    options.out = options.out.resolve()  # workers may have another working directory
     console = Console()
     try:
-        known = options.show and options.published  # needs no data
-        study = bytes_plan.quick_study() if options.quick else bytes_plan.full_study(needs_data=not known)
+        # What was published is of all the data, which need not be here to show or to publish it.
+        anywhere = options.publish or (options.show and options.published)
+        study = bytes_plan.quick_study() if options.quick else bytes_plan.full_study(needs_data=not anywhere)
         console.print(f"data set: {study.dataset}", highlight=False)
         found = Found(PUBLISHED if options.published or options.publish else None)  # what was published stays so
+        workers = workers or Workers(jobs=options.jobs)
         if options.search:
             _search(study, options, found, workers, console)
         elif options.publish:

@@ -1,7 +1,7 @@
 """The runs of the communication benchmark: carrying them out, and what is kept of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,8 @@ from rich.console import Console
 
 from common.coding import largest_index_bytes
 from common.config import ConfigValue, RunConfig
-from common.errors import FedsieveError, RunFolderError
+from common.errors import ConfigError, FedsieveError, RunFolderError
+from server.runfolder import MAY_CHANGE
 from simulations import crew, many_runs
 from simulations.benchmarks.bytes_plan import PlannedRun
 from simulations.crew import Piece, Progress, Workers
@@ -20,7 +21,6 @@ from simulations.report.summary import RunSummary
 from simulations.run import defaults
 
 PUBLISHED = Path(__file__).with_name("published") / "bytes.jsonl"
-_CHANGE_NOTHING = {"name", "out", "resume", "restart", "device", "round-deadline"}
 
 
 class Point(NamedTuple):
@@ -97,18 +97,22 @@ class Found:
 
     def _of(self, config: RunConfig) -> RunFigures | None:
         summary = many_runs.finished(config) if self._folders else None
-        return self._published.get(_identity(config.to_mapping())) if summary is None else RunFigures.of(summary)
+        return self._published.get(_identity(config)) if summary is None else RunFigures.of(summary)
 
 
-def _identity(config: Mapping[str, ConfigValue]) -> str:
-    """Return all that a result depends on; a key that did not exist then counts as its default."""
-    mapping = {**defaults(), **config}
-    return json.dumps({key: value for key, value in mapping.items() if key not in _CHANGE_NOTHING}, sort_keys=True)
+def _identity(config: RunConfig) -> tuple[tuple[str, ConfigValue], ...]:
+    """Return all that a result depends on."""
+    return tuple((key, value) for key, value in config.to_mapping().items() if key not in MAY_CHANGE)
 
 
-def _read(path: Path) -> Iterable[tuple[str, RunFigures]]:
+def _read(path: Path) -> Iterator[tuple[tuple[tuple[str, ConfigValue], ...], RunFigures]]:
+    """Yield what was published.
+
+    A key that did not exist then counts as its default; a run with a key that is gone now is no run of today.
+    """
     if not path.exists():
         return
+    known = defaults()
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             raw: dict[str, Any] = json.loads(line)
@@ -116,7 +120,11 @@ def _read(path: Path) -> Iterable[tuple[str, RunFigures]]:
             figures = RunFigures(points, int(raw["resumed"]), float(raw["seconds"]), str(raw["version"]))
             if not points:
                 raise ValueError("a run without points")
-            yield _identity(raw["config"]), figures
+            try:
+                config = RunConfig.parse({**known, **raw["config"]})
+            except ConfigError:
+                continue
+            yield _identity(config), figures
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{path} is not a file of published runs ({type(error).__name__}: {error}): restore it with git"
@@ -129,7 +137,7 @@ def publish(runs: Sequence[PlannedRun], found: Found, path: Path = PUBLISHED) ->
     for run in runs:
         figures = None if run.without_indices is not None else found.of(run)
         if figures is not None:
-            config = {key: value for key, value in run.config.to_mapping().items() if key not in _CHANGE_NOTHING}
+            config = {key: value for key, value in run.config.to_mapping().items() if key not in MAY_CHANGE}
             facts = {"resumed": figures.resumed, "seconds": round(figures.seconds), "version": figures.version}
             lines.append(json.dumps({"run": run.title, "config": config, "points": figures.points, **facts}))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,17 +145,15 @@ def publish(runs: Sequence[PlannedRun], found: Found, path: Path = PUBLISHED) ->
     return len(lines)
 
 
-def carry_out(runs: Sequence[PlannedRun], found: Found, workers: Workers, console: Console) -> None:
-    """Do what is not done yet, as many trainings at a time as there are CPUs."""
+def carry_out(runs: Sequence[PlannedRun], found: Found, workers: Workers, console: Console) -> list[str]:
+    """Do what is not done yet; a training that fails does not stop the others. Returns what failed, and why."""
     names = {run.config.name for run in runs}
     trained = [run for run in runs if run.without_indices is None or run.without_indices.name not in names]
     results = [(run, found.of(run)) for run in trained]
     earlier = [(work_of(run.config), figures.seconds) for run, figures in results if figures is not None]
     missing = [run for run, figures in results if figures is None]
     pieces = [Piece(run.config.name, work_of(run.config), _train, (run.config,)) for run in missing]
-    failures = crew.carry_out(pieces, earlier, workers, console, _in_words)
-    if failures:
-        raise FedsieveError("\n".join(["some runs failed; the same command tries again", *failures]))
+    return crew.carry_out(pieces, earlier, workers, console, _in_words, noun="trainings")
 
 
 def _train(config: RunConfig, progress: Progress) -> RunFigures:

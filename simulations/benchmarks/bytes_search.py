@@ -9,18 +9,18 @@ from simulations.benchmarks.bytes_plan import PlannedRun, Setting
 from simulations.benchmarks.bytes_recipes import Choice
 from simulations.benchmarks.bytes_runs import RunFigures
 
-Found = dict[tuple[Setting, str], dict[str, float]]  # final accuracies by setting and kind, then by recipe
+Tried = dict[tuple[Setting, str], dict[str, float]]  # final accuracies by setting and kind, then by recipe
 
 
-def accuracies(done: Sequence[tuple[PlannedRun, RunFigures]]) -> Found:
+def accuracies(done: Sequence[tuple[PlannedRun, RunFigures]]) -> Tried:
     """Return the final accuracy of each candidate."""
-    found: Found = {}
+    found: Tried = {}
     for run, figures in done:
         found.setdefault((run.setting, run.system.kind), {})[run.recipe] = figures.accuracy
     return found
 
 
-def best_choices(found: Found, candidates: Sequence[str]) -> list[Choice]:
+def best_choices(found: Tried, candidates: Sequence[str]) -> list[Choice]:
     """Return the best candidate wherever all of them have been tried; of equals, the one that is listed first."""
     return [
         Choice(kind, setting.partition, setting.epsilon, best, round(by_recipe[best], 4))
@@ -30,7 +30,7 @@ def best_choices(found: Found, candidates: Sequence[str]) -> list[Choice]:
     ]
 
 
-def search_table(found: Found, candidates: Sequence[str]) -> Table:
+def search_table(found: Tried, candidates: Sequence[str]) -> Table:
     """Return the accuracies with the best of each column in bold."""
     table = Table(title="final accuracy (%)", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("recipe", no_wrap=True)

@@ -67,7 +67,7 @@ def _list(options: argparse.Namespace) -> int:
 def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[], None] = lambda: None) -> int:
     """Carry out what is missing of the chosen experiments, then show all of them."""
     from simulations.crew import Workers
-    from simulations.experiments.published import take_in
+    from simulations.experiments.published import published_results
     from simulations.experiments.results import Results
     from simulations.experiments.runner import RESULTS, carry_out, tasks_of
     from simulations.experiments.show import Shown, show
@@ -80,17 +80,16 @@ def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[],
     if not tasks:
         raise ConfigError(f"no case has all of {', '.join(options.only)} in its name: see 'fedsieve experiments show'")
     workers = Workers(jobs=options.jobs, ray_address=options.ray_address, in_process=options.in_process)
-    if options.published:
-        with Results(out_of(options) / RESULTS) as results:
-            for experiment in experiments:
-                take_in(experiment, results)
-    try:
-        failures = carry_out(tasks, out_of(options), workers, console)
-    except KeyboardInterrupt:
-        console.print("stopped; what is done stays done: the same command goes on from here", highlight=False)
-        return 130
-    before_showing()
-    with Results(out_of(options) / RESULTS) as results:
+    with (
+        published_results(experiments if options.published else ()) as published,
+        Results(out_of(options) / RESULTS, published) as results,
+    ):
+        try:
+            failures = carry_out(tasks, out_of(options), results, workers, console)
+        except KeyboardInterrupt:
+            console.print("stopped; what is done stays done: the same command goes on from here", highlight=False)
+            return 130
+        before_showing()
         show([Shown(experiment, results) for experiment in experiments], _COMMAND, console)
     if failures:
         raise FedsieveError(
@@ -101,38 +100,37 @@ def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[],
 
 def _show(options: argparse.Namespace) -> int:
     """Show what was found here; of experiments that were not carried out here, what was published."""
-    from simulations.experiments.published import take_in
+    from simulations.experiments.published import published_results
     from simulations.experiments.results import Results
     from simulations.experiments.runner import RESULTS
     from simulations.experiments.show import Shown, show
 
     console = Console()
+    experiments = _chosen(options, console)
     path = out_of(options) / RESULTS
-    with Results(path if path.exists() else None) as own, Results(None) as published:
-        shown = []
-        for experiment in _chosen(options, console):
-            if options.published or not own.any_of(experiment):
-                take_in(experiment, published)
-                shown.append(Shown(experiment, published, "published results" if published.any_of(experiment) else ""))
-            else:
-                shown.append(Shown(experiment, own))
+    with published_results(experiments) as published, Results(path if path.exists() else None) as own:
+        theirs = [one for one in experiments if published.any_of(one) and (options.published or not own.any_of(one))]
+        shown = [
+            Shown(one, published, "published results") if one in theirs else Shown(one, own) for one in experiments
+        ]
         show(shown, _COMMAND, console)
     return 0
 
 
 def _publish(options: argparse.Namespace) -> int:
     from simulations import published_docs
-    from simulations.experiments.published import publish, take_in
+    from simulations.experiments.published import publish, published_results
     from simulations.experiments.results import Results
     from simulations.experiments.runner import RESULTS
     from simulations.experiments.show import markdown_table
 
-    with Results(out_of(options) / RESULTS) as results:
-        for experiment in _chosen(options, Console()):
-            take_in(experiment, results)  # what was published stays so
+    experiments = _chosen(options, Console())
+    # What was published stays so, as long as its definition does.
+    with published_results(experiments) as published, Results(out_of(options) / RESULTS, published) as results:
+        for experiment in experiments:
             path = publish(experiment, results)
-            changed = published_docs.write({experiment.name: markdown_table(experiment, results)}) if path else []
-            print(f"{experiment.name}: {', '.join(map(str, [path, *changed])) if path else 'nothing was found yet'}")
+            changed = published_docs.write({experiment.name: markdown_table(experiment, results)})
+            print(f"{experiment.name}: {', '.join(map(str, [path or 'nothing was found yet', *changed]))}")
     return 0
 
 
@@ -153,5 +151,5 @@ def _chosen(options: argparse.Namespace, console: Console) -> "list[Experiment]"
         try:
             found.append(definition.load(path, quick=options.quick))
         except ConfigError as error:
-            console.print(f"left out: {error}", style="yellow", highlight=False, soft_wrap=True)
+            console.print(f"left out: {error}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     return found

@@ -110,7 +110,7 @@ def shipped() -> list[Path]:
 def find(name: str) -> Path:
     """Return the definition of that name, or the file that ``name`` is."""
     if name.endswith(".toml"):
-        return Path(name)
+        return Path(name).resolve()
     known = {path.stem: path for path in shipped()}
     if name not in known:
         raise ConfigError(f"unknown experiment {name!r}: expected one of {', '.join(known)}, or a .toml file")

@@ -14,7 +14,7 @@ from common import datasets, models
 from common.config import ConfigValue, RunConfig
 from common.errors import ConfigError
 from server.checkpoint import Checkpoint
-from server.runfolder import RunFolder
+from server.runfolder import MAY_CHANGE, RunFolder
 from server.runlog import Event, read_events
 from simulations import many_runs
 from simulations.attacks.canaries import (
@@ -38,7 +38,6 @@ Figures = dict[str, float]
 
 _TAIL = 5  # evaluations whose mean is the tail accuracy
 _RUNNERS_OWN = {"name", "out", "resume", "seed"}
-_CHANGE_NOTHING = {"device", "round-deadline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def _check_run(settings: Settings) -> None:
 
 def _run_identity(settings: Settings) -> dict[str, ConfigValue]:
     mapping = _run_config(settings, 1, Path("runs/check")).to_mapping()
-    return {key: value for key, value in mapping.items() if key not in _RUNNERS_OWN | _CHANGE_NOTHING}
+    return {key: value for key, value in mapping.items() if key not in MAY_CHANGE | {"seed"}}
 
 
 def _carry_out_run(settings: Settings, seed: int, folder: Path, progress: Progress) -> Figures:
@@ -157,9 +156,12 @@ def _carry_out_canaries(settings: Settings, seed: int, folder: Path, progress: P
     # Beside the run's folder, which is removed where a stopped run cannot go on.
     file = folder.with_name(f"{folder.name}-data.npz")
     file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(file, **{field.name: getattr(data, field.name) for field in fields(data)})
+    # In one piece: a worker may outlive a runner that was killed by a moment, and read what this one writes again.
+    half = file.with_suffix(".half.npz")
+    np.savez(half, **{field.name: getattr(data, field.name) for field in fields(data)})
+    half.replace(file)
     summary = many_runs.carried_out(_run_config({**rest, "dataset": str(file)}, seed, folder), progress)
-    file.unlink()
+    file.unlink(missing_ok=True)
     flat = models.FlatModel(module)
     flat.load(Checkpoint.load(RunFolder(folder).checkpoint).model)
     embedding = table.weight.detach().numpy()

@@ -4,7 +4,8 @@ The first line has the settings that all results share, every other line one cas
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +18,54 @@ FOLDER = DEFINITIONS / "published"
 
 
 def publish(experiment: Experiment, results: Results, folder: Path = FOLDER) -> Path | None:
-    """Write down what was measured with today's definition; returns the file, None where there is nothing to write."""
-    if experiment.quick or experiment.path not in shipped():
+    """Write down what was measured with today's definition; returns the file, None where there is nothing to write.
+
+    What was published for another definition is gone then.
+    """
+    if not _comes_with_fedsieve(experiment):
         raise ConfigError(f"expected an experiment that comes with Fedsieve, in full, got {experiment.name!r}")
+    path = folder / f"{experiment.name}.jsonl"
     found = [
         (case.name, seed, result) for case in experiment.cases for seed, result in results.of(experiment, case).items()
     ]
     if not found:
+        path.unlink(missing_ok=True)
         return None
     first = found[0][2].settings
     shared = {key: value for key, value in first.items() if all(one.settings.get(key) == value for *_, one in found)}
-    lines: list[dict[str, Any]] = [{"experiment": experiment.name, "settings": shared}]
+    head = {"experiment": experiment.name, "measure": experiment.measure.name, "settings": shared}
+    lines: list[dict[str, Any]] = [head]
     for case, seed, result in found:
         own = {key: value for key, value in result.settings.items() if key not in shared}
-        figures = {"seconds": round(result.seconds, 1), "finished": round(result.finished), "version": result.version}
-        lines.append({"case": case, "seed": seed, "settings": own, "figures": dict(result.figures), **figures})
+        facts = {"seconds": round(result.seconds, 1), "finished": round(result.finished), "version": result.version}
+        lines.append({"case": case, "seed": seed, "settings": own, "figures": dict(result.figures), **facts})
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{experiment.name}.jsonl"
     path.write_text("".join(f"{json.dumps(line, sort_keys=True)}\n" for line in lines), encoding="utf-8")
     return path
 
 
-def take_in(experiment: Experiment, results: Results, folder: Path = FOLDER) -> None:
-    """Add what was published to ``results``, where they have nothing of their own."""
-    if experiment.quick or experiment.path not in shipped():
-        return
-    known = {(case.name, seed) for case in experiment.cases for seed in results.of(experiment, case)}
-    for case, seed, result in _published(folder / f"{experiment.name}.jsonl"):
-        if (case, seed) not in known:
-            results.put(experiment, case, seed, result)
+@contextmanager
+def published_results(experiments: Sequence[Experiment], folder: Path = FOLDER) -> Iterator[Results]:
+    """Give what was published of the experiments."""
+    with Results(None) as results:
+        for experiment in experiments:
+            if _comes_with_fedsieve(experiment):
+                for case, seed, result in _read(experiment, folder / f"{experiment.name}.jsonl"):
+                    results.put(experiment, case, seed, result)
+        yield results
 
 
-def _published(path: Path) -> Iterator[tuple[str, int, Result]]:
+def _comes_with_fedsieve(experiment: Experiment) -> bool:
+    return not experiment.quick and experiment.path in shipped()
+
+
+def _read(experiment: Experiment, path: Path) -> Iterator[tuple[str, int, Result]]:
     if not path.exists():
         return
     try:
         head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+        if head["measure"] != experiment.measure.name:
+            return
         for line in lines:
             settings = {**head["settings"], **line["settings"]}
             figures = {name: float(value) for name, value in line["figures"].items()}

@@ -48,9 +48,13 @@ class Result:
 
 
 class Results:
-    """The file; a path that does not exist yet is an empty one. Without a path nothing is written anywhere."""
+    """The file; a path that does not exist yet is an empty one. Without a path nothing is written anywhere.
 
-    def __init__(self, path: Path | None) -> None:
+    What it lacks is looked for in the results ``behind`` it, which are never written to.
+    """
+
+    def __init__(self, path: Path | None, behind: "Results | None" = None) -> None:
+        self._behind = behind
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
@@ -100,6 +104,10 @@ class Results:
 
         A setting that did not exist then counts as its default, which is made so that it changes nothing.
         """
+        own = self._find(experiment, case, seed)
+        return self._behind.find(experiment, case, seed) if own is None and self._behind is not None else own
+
+    def _find(self, experiment: Experiment, case: Case, seed: int) -> Result | None:
         row = self._connection.execute(
             "SELECT measure, settings, figures, seconds, finished, version FROM result "
             "WHERE experiment = ? AND name = ? AND seed = ?",

@@ -55,9 +55,9 @@ def tasks_of(experiments: Sequence[Experiment], words: Sequence[str] = ()) -> li
     return [task for task in tasks if all(word.lower() in task.name for word in words)]
 
 
-def carry_out(tasks: Sequence[Task], out: Path, workers: Workers, console: Console) -> list[str]:
+def carry_out(tasks: Sequence[Task], out: Path, results: Results, workers: Workers, console: Console) -> list[str]:
     """Do what is not done yet; a task that fails does not stop the others. Returns what failed, and why."""
-    with _only_runner(out), Results(out / RESULTS) as results:
+    with _only_runner(out):
         found = [(task, results.find(task.experiment, task.case, task.seed)) for task in tasks]
         missing = {task.name: task for task, result in found if result is None}
         earlier = [(task.experiment.minutes, result.seconds) for task, result in found if result is not None]

@@ -105,9 +105,11 @@ def test_a_finished_run_is_done_until_its_config_changes(tmp_path: Path) -> None
     assert figures.points[-1].values == sum(one.admitted * one.kept for one in summary.rounds) > 0
     changed = replace(run, config=replace(run.config, learning_rate=0.25))
     assert found.of(changed) is None
-    assert run.folder.exists()
-    assert config_to_start(changed.config) == changed.config
-    assert not run.folder.exists(), "the run with the other config is removed"
+    for number in (1, 2):
+        assert config_to_start(changed.config) == changed.config
+        assert not run.folder.exists(), "the run with the other config made way"
+        assert load_run(run.folder.with_name(f"{run.folder.name}.{number}")).finished, "and is kept"
+        simulate(run.config, _ENGINE)
 
 
 def test_a_stopped_run_goes_on_and_is_done_then(tmp_path: Path) -> None:
@@ -157,6 +159,12 @@ def test_published_runs_count_as_done_where_asked_for(tmp_path: Path) -> None:
         assert theirs == replace(ours, seconds=round(ours.seconds)) and Found().of(there) is None
     changed = replace(elsewhere[2], config=replace(elsewhere[2].config, grid=1.0))
     assert known.of(changed) is None, "another config is another run"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0].replace('"server-averaging": 0.0, ', ""), lines[1].replace("grid", "gone")]))
+    older = Found(file)
+    assert older.of(elsewhere[1]) == known.of(elsewhere[1]), "a key that is new since then has its default"
+    assert older.of(elsewhere[2]) is None, "a key that is gone since then may have changed anything"
+    file.write_text("\n".join(lines))
     assert publish(elsewhere, known, file) == 2, "what was published stays published"
 
     file.write_text(file.read_text().replace('"points": [', '"points": [7, '))
@@ -315,7 +323,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert bench.main(["--search", "--out", str(out), "--only", "epsilon 3"], _HERE) == 0
     assert [choice.epsilon for choice in Recipes.load(recipes.path).choices] == [3.0, 3.0]
     assert bench.main(["--search", "--out", str(out)], _HERE) == 0
-    assert "4 of 8 runs were done already" in capsys.readouterr().out
+    assert "4 of 8 trainings were done already" in capsys.readouterr().out
     assert len(Recipes.load(recipes.path).choices) == 4
     assert recipes.path.read_text().startswith(_RECIPES.rstrip())
 
@@ -323,7 +331,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "6 of 12 runs" in (out / "bytes.html").read_text()
     assert bench.main(["--out", str(out)], _HERE) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "6 of 12 runs were done already" in lines
+    assert "6 of 12 trainings were done already" in lines
     assert re.fullmatch(r"BAR uplink_saving=\S+ total_saving=\S+ accuracy_gap=\S+ best_accuracy=\S+", lines[-1])
     assert "within 0.5 points of dense f32" in lines[-2]
 

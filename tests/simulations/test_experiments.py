@@ -73,8 +73,9 @@ def _file(tmp_path: Path, text: str = _TINY) -> Path:
     return path
 
 
-def _carry_out(experiment: Experiment, out: Path, *words: str) -> list[str]:
-    return carry_out(tasks_of([experiment], words), out, _HERE, Console(quiet=True))
+def _carry_out(experiment: Experiment, out: Path, *words: str, workers: Workers = _HERE) -> list[str]:
+    with Results(out / RESULTS) as results:
+        return carry_out(tasks_of([experiment], words), out, results, workers, Console(quiet=True))
 
 
 def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
@@ -251,8 +252,9 @@ def test_published_results_are_shown_and_completed_elsewhere(
     path = _file(tmp_path)
     monkeypatch.setattr(definition, "shipped", lambda: [path])
     monkeypatch.setattr(published, "shipped", lambda: [path])
-    monkeypatch.setattr(published.publish, "__defaults__", (tmp_path / "published",))
-    monkeypatch.setattr(published.take_in, "__defaults__", (tmp_path / "published",))
+    folder = tmp_path / "published"
+    monkeypatch.setattr(published.publish, "__defaults__", (folder,))
+    monkeypatch.setattr(published.published_results.__wrapped__, "__defaults__", (folder,))
     here, there, new = (["--out", str(tmp_path / name)] for name in ("here", "there", "new"))
     assert cli.main(["experiments", "publish", "tiny", *here]) == 0
     assert "nothing was found yet" in capsys.readouterr().out
@@ -271,7 +273,8 @@ def test_published_results_are_shown_and_completed_elsewhere(
     assert "2 of 4 runs were done already" in out and "BAR experiment=tiny/eps8-rs" in out and "seeds=2" in out
     assert not (tmp_path / "there" / "tiny" / "eps8-rs-seed1").exists()
     assert cli.main(["experiments", "show", "tiny", *there]) == 0
-    assert "published results" not in capsys.readouterr().out, "there are own results now"
+    shown = capsys.readouterr().out
+    assert "published results" not in shown and "seeds=1" in shown, "own results alone, now that there are some"
     assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 0
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if line.startswith("BAR")] == found
@@ -285,17 +288,21 @@ def test_published_results_are_shown_and_completed_elsewhere(
     path.write_text(_TINY.replace("learning-rate = 0.1", "learning-rate = 0.25"))
     assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 0
     assert "seeds=1" not in capsys.readouterr().out, "published for another definition"
-    (tmp_path / "published" / "tiny.jsonl").write_text("{}\n{}\n")
+    file = folder / "tiny.jsonl"
+    content = file.read_text()
+    file.write_text("{}\n{}\n")
     assert cli.main(["experiments", "show", "tiny", "--published", *there]) == 2
     assert "tiny.jsonl is not a file of published results (KeyError" in capsys.readouterr().err
+    file.write_text(content)
+    assert cli.main(["experiments", "publish", "tiny", "--out", str(tmp_path / "empty")]) == 0
+    assert not file.exists(), "results of another definition are results no more"
 
 
 def test_what_is_published_belongs_to_a_definition() -> None:
     known = {path.stem: load(path) for path in definition.shipped()}
     for path in sorted(published.FOLDER.glob("*.jsonl")):
         experiment = known[path.stem]
-        with Results(None) as results:
-            published.take_in(experiment, results)
+        with published.published_results([experiment]) as results:
             counted = sum(len(results.of(experiment, case)) for case in experiment.cases)
         assert counted == len(path.read_text().splitlines()) - 1, f"publish {path.stem} again: its definition changed"
 
@@ -318,8 +325,7 @@ def test_many_at_a_time_on_ray_give_the_same_results(tmp_path: Path) -> None:
     experiment = load(_file(tmp_path))
     words = ("eps8", "seed 1")
     assert _carry_out(experiment, tmp_path / "here", *words) == []
-    tasks = tasks_of([experiment], words)
-    assert carry_out(tasks, tmp_path / "ray", Workers(jobs=2), Console(quiet=True)) == []
+    assert _carry_out(experiment, tmp_path / "ray", *words, workers=Workers(jobs=2)) == []
     with Results(tmp_path / "here" / RESULTS) as here, Results(tmp_path / "ray" / RESULTS) as ray:
         for case in experiment.cases[2:]:
             one, other = (dict(store.of(experiment, case)[1].figures) for store in (here, ray))
