@@ -74,7 +74,7 @@ bench-bytes: $(READY)  ## accuracy for the bytes, all systems: takes hours; QUIC
 bench-methods: $(READY)  ## choosing a million coordinates, recovering from measurements, accounting 10,000 sites
 	$(BIN)/python -m simulations.benchmarks.methods
 
-reproduce: $(READY)  ## the papers' tables and figures; takes days: EXPERIMENTS="table2-dp-cnn-s" for some, QUICK=1 for a glance
+reproduce: $(READY)  ## the papers' tables and figures; takes hours: EXPERIMENTS="table2-dp-cnn-s" for some, QUICK=1 for a glance
 	$(BIN)/fedsieve experiments run $(EXPERIMENTS) $(if $(QUICK),--quick)
 
 # grpcio-tools in an environment of its own: what runs needs the generated code alone.

@@ -321,11 +321,15 @@ def test_a_file_that_is_no_results_is_refused(tmp_path: Path) -> None:
         Results(path)
 
 
-def test_many_at_a_time_on_ray_give_the_same_results(tmp_path: Path) -> None:
-    experiment = load(_file(tmp_path))
-    words = ("eps8", "seed 1")
-    assert _carry_out(experiment, tmp_path / "here", *words) == []
-    assert _carry_out(experiment, tmp_path / "ray", *words, workers=Workers(jobs=2)) == []
+def test_many_at_a_time_on_ray_give_the_same_results_and_failures(tmp_path: Path) -> None:
+    text = _TINY.replace("eps1 = { epsilon = 1.0,", 'eps1 = { epsilon = 1.0, partition = "no-such[/x]",')
+    experiment = load(_file(tmp_path, text))
+    failures = [
+        sorted(_carry_out(experiment, tmp_path / name, "seed 1", workers=workers))
+        for name, workers in (("here", _HERE), ("ray", Workers(jobs=2)))
+    ]
+    assert failures[0] == failures[1] and len(failures[0]) == 2
+    assert failures[0][0].startswith("tiny eps1-dense seed 1: ") and "no-such[/x]" in failures[0][0]
     with Results(tmp_path / "here" / RESULTS) as here, Results(tmp_path / "ray" / RESULTS) as ray:
         for case in experiment.cases[2:]:
             one, other = (dict(store.of(experiment, case)[1].figures) for store in (here, ray))
