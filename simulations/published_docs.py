@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
-_BLOCK = re.compile(r"(?<=<!-- published: )(\S+)( -->\n).*?(?=^<!-- end of published -->)", re.M | re.S)
+_BLOCK = re.compile(r"^(<!-- published: (\S+) -->\n).*?(?=^<!-- end of published -->)", re.M | re.S)
 
 
 def pages() -> list[Path]:
@@ -21,7 +21,7 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
     """Return a page with the tables that it asks for; those of other names stay as they are."""
 
     def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}{match[2]}\n{tables[match[1]].strip()}\n\n" if match[1] in tables else match[0]
+        return f"{match[1]}\n{tables[match[2]].strip()}\n\n" if match[2] in tables else match[0]
 
     return _BLOCK.sub(fill, text)
 

@@ -227,7 +227,9 @@ def _published_tables(tmp_path: Path) -> dict[str, str]:
 
 def test_tables_of_results_are_the_published_ones(tmp_path: Path) -> None:
     tables = _published_tables(tmp_path)
-    asked = [name for page in _PAGES for name in re.findall(r"<!-- published: (\S+) -->", page.read_text("utf-8"))]
+    asked = [
+        name for page in _PAGES for name in re.findall(r"(?m)^<!-- published: (\S+) -->$", page.read_text("utf-8"))
+    ]
     assert {"bytes", "bytes-short"} <= set(asked) <= tables.keys()
     for page in _PAGES:
         text = page.read_text(encoding="utf-8")
