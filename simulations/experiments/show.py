@@ -86,7 +86,7 @@ def _table(experiment: Experiment, lines: Sequence[Line], origin: str) -> Table:
 
 def markdown_table(experiment: Experiment, results: Results) -> str:
     """Return the table as the documentation has it."""
-    head = ["case", f"paper: {METRICS[experiment.metrics[0]].heading}", *_head(experiment)[2:]]
+    head = [METRICS[experiment.metrics[0]].heading, *_head(experiment)[1:]]
     return markdown(head, (_row(experiment, line) for line in lines_of(experiment, results)))
 
 
