@@ -1,6 +1,6 @@
 """The communication benchmark on one page, and its poster: what accuracy a number of bytes buys."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.config import ConfigValue
@@ -68,11 +68,11 @@ def _markdown(result: SettingResult, names: Sequence[str], head: Sequence[str]) 
         [f"**{line[0]}**" if one.system.family == OURS else line[0], *line[1:]]
         for one, line in zip(chosen, lines, strict=True)
     ]
-    return f"{result.setting.title}; seeds: {_seeds(result)}\n\n{markdown(head, marked)}"
+    return f"{result.setting.title}; seeds: {_seeds(chosen)}\n\n{markdown(head, marked)}"
 
 
-def _seeds(result: SettingResult) -> str:
-    return " or ".join(str(count) for count in sorted({len(one.seeds) for one in result.systems.values()}))
+def _seeds(systems: Iterable[SystemResult]) -> str:
+    return " or ".join(str(count) for count in sorted({len(one.seeds) for one in systems}))
 
 
 def _megabytes(value: float | None) -> str:
@@ -183,8 +183,9 @@ def _point(point: CurvePoint, cost: float) -> Point:
 
 
 def _notes(result: SettingResult) -> str:
-    notes = f"Seeds: {_seeds(result)}; means and \N{PLUS-MINUS SIGN} standard errors; bytes of all sites and rounds."
-    if resumed := sum(one.resumed for one in result.systems.values()):
+    systems = result.systems.values()
+    notes = f"Seeds: {_seeds(systems)}; means and \N{PLUS-MINUS SIGN} standard errors; bytes of all sites and rounds."
+    if resumed := sum(one.resumed for one in systems):
         notes += f" Runs were stopped and went on {resumed} times; each time, the model was sent in full once more."
     return f"<p>{notes}</p>"
 
