@@ -32,7 +32,7 @@ from simulations.benchmarks.bytes_plan import PlannedRun, Study
 from simulations.benchmarks.bytes_recipes import RECIPES, Recipes
 from simulations.benchmarks.bytes_results import Headline, SettingResult, SystemResult, bar, choose_headline, collect
 from simulations.benchmarks.bytes_runs import PUBLISHED, Found, RunFigures, carry_out, publish
-from simulations.benchmarks.bytes_search import accuracies, best_choices, search_table
+from simulations.benchmarks.bytes_search import accuracies, best_choices, search_markdown, search_table
 from simulations.crew import Workers
 
 _OUT = Path("runs/benchmarks/bytes")
@@ -96,11 +96,17 @@ def _findings(study: Study, runs: Sequence[PlannedRun], found: Found) -> _Findin
 
 def documentation(published: Path, poster: Path) -> dict[str, str]:
     """Return the tables of the published runs, by the names that pages ask for, and draw the poster."""
-    study = bytes_plan.full_study(needs_data=False)
-    findings = _findings(study, bytes_plan.plan(study, Recipes.load(RECIPES), _OUT), Found(published, folders=False))
+    study, recipes, found = (
+        bytes_plan.full_study(needs_data=False),
+        Recipes.load(RECIPES),
+        Found(published, folders=False),
+    )
+    findings = _findings(study, bytes_plan.plan(study, recipes, _OUT), found)
     findings.write_poster(poster)
     last = f"{findings.sentence} From {findings.facts}:\n\n```text\n{findings.last_line}\n```"
-    return markdown_tables(findings.results, last)
+    tried = accuracies(_done(bytes_plan.search_plan(study, recipes, _OUT / _SEARCH), found))
+    searched = search_markdown(tried, list(recipes.candidates))
+    return {**markdown_tables(findings.results, last), "bytes-search": searched}
 
 
 def _publish(study: Study, options: argparse.Namespace, found: Found, console: Console) -> None:

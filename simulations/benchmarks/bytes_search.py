@@ -8,6 +8,7 @@ from rich.table import Table
 from simulations.benchmarks.bytes_plan import PlannedRun, Setting
 from simulations.benchmarks.bytes_recipes import Choice
 from simulations.benchmarks.bytes_runs import RunFigures
+from simulations.published_docs import markdown
 
 Tried = dict[tuple[Setting, str], dict[str, float]]  # final accuracies by setting and kind, then by recipe
 
@@ -36,13 +37,23 @@ def search_table(found: Tried, candidates: Sequence[str]) -> Table:
     table.add_column("recipe", no_wrap=True)
     for setting, kind in found:
         table.add_column(f"{setting.partition}\nepsilon {setting.epsilon:g}\n{kind}", justify="right", no_wrap=True)
-    for name in candidates:
-        table.add_row(name, *(_entry(by_recipe, name) for by_recipe in found.values()))
+    for row in _rows(found, candidates, "[bold]{}[/bold]"):
+        table.add_row(*row)
     return table
 
 
-def _entry(by_recipe: dict[str, float], name: str) -> str:
+def search_markdown(found: Tried, candidates: Sequence[str]) -> str:
+    """Return the same for the documentation."""
+    head = ["accuracy (%) with the recipe", *(f"{setting.title}, {kind}" for setting, kind in found)]
+    return markdown(head, _rows(found, candidates, "**{}**"))
+
+
+def _rows(found: Tried, candidates: Sequence[str], bold: str) -> list[list[str]]:
+    return [[name, *(_entry(by_recipe, name, bold) for by_recipe in found.values())] for name in candidates]
+
+
+def _entry(by_recipe: dict[str, float], name: str, bold: str) -> str:
     if name not in by_recipe:
         return "-"
     text = f"{100 * by_recipe[name]:.2f}"
-    return f"[bold]{text}[/bold]" if by_recipe[name] == max(by_recipe.values()) else text
+    return bold.format(text) if by_recipe[name] == max(by_recipe.values()) else text

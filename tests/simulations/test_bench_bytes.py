@@ -344,7 +344,8 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert first["downlink"] + first["uplink"] == pytest.approx(first["curve"][-1]["total"])
 
     page = tmp_path / "page.md"
-    page.write_text("<!-- published: bytes -->\nold\n<!-- end of published -->\nafter\n")
+    marks = [f"<!-- published: {name} -->\nold\n<!-- end of published -->\n" for name in ("bytes-search", "bytes")]
+    page.write_text("".join([*marks, "after\n"]))
     monkeypatch.setattr(bench, "PUBLISHED", tmp_path / "bytes.jsonl")
     monkeypatch.setattr(bench, "POSTER", tmp_path / "frontier.svg")
     monkeypatch.setattr(published_docs, "pages", lambda: [page])
@@ -352,6 +353,16 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "20 trainings written to" in capsys.readouterr().out.replace("\n", " "), "12 and the 8 of the search"
     assert lines[-1] in page.read_text() and "| RS 0.3, f32 + indices |" in page.read_text()
     assert "old" not in page.read_text() and page.read_text().endswith("\n<!-- end of published -->\nafter\n")
+    search_head, _, *tried = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("|")][:4]
+    assert search_head[1:] == [
+        "iid, epsilon 3, dense",
+        "iid, epsilon 3, rs",
+        "iid, epsilon 8, dense",
+        "iid, epsilon 8, rs |",
+    ]
+    best = {choice.where: choice for choice in Recipes.load(recipes.path).choices}["rs", "iid", 3.0]
+    marked = {row[0].removeprefix("| "): row[2] for row in tried}
+    assert best.accuracy is not None and marked[best.recipe] == f"**{100 * best.accuracy:.2f}**"
     assert (tmp_path / "frontier.svg").read_text() == (out / "frontier.svg").read_text()
     assert bench.main(["--show", "--published", "--out", str(tmp_path / "elsewhere")], _HERE) == 0
     assert capsys.readouterr().out.splitlines()[-1] == lines[-1], "nothing was run again"
