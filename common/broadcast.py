@@ -13,12 +13,14 @@ magic                 4       ``FSVM``
 version               1       1
 form                  1       0 ``f32``, 1 ``f16``, 2 ``grid`` (all integers), 3 ``delta`` (differences of integers
                               on the masks' union), 4 ``held`` (nothing: the site holds it), 5 ``chosen`` (as
-                              ``delta``, on the chosen mask whose digest stands where the masks stand)
+                              ``delta``, on the chosen mask whose digest stands where the masks stand),
+                              6 ``scattered`` (as ``delta``, on coordinates that come along)
 masks                 2       how many masks follow; none in a ``delta`` means all coordinates
-base                  8       digest of the model that a ``delta`` starts from
+base                  8       digest of the model that a difference starts from
 checksum              4       CRC-32 of everything else
 masks                 8 each  epoch and kept (uint32); seed and size are the plan's
-body                          little-endian floats, or ``common.integers``
+body                          little-endian floats, or ``common.integers``; before those of ``scattered`` their number
+                              and the length of their indices (uint32 each), then the indices (``common.indices``)
 ====================  ======  =========================================================================
 
 Before it may stand blocks of things that a method needs besides, each sent to a site once: ``FSVK``, a mask that the
@@ -48,7 +50,8 @@ _HEADER = struct.Struct("<4sBBH8s")
 _CHECKSUM = struct.Struct("<I")
 _MASK = struct.Struct("<II")
 _HEAD_BYTES = _HEADER.size + _CHECKSUM.size
-_FORMS = ("f32", "f16", "grid", "delta", "held", "chosen")
+_FORMS = ("f32", "f16", "grid", "delta", "held", "chosen", "scattered")
+_SCATTERED = struct.Struct("<II")
 _MASK_BLOCK, _REFERENCE_BLOCK = b"FSVK", b"FSVR"
 _BLOCK = struct.Struct("<4sI")
 _BLOCK_BYTES = _BLOCK.size + _CHECKSUM.size
@@ -96,6 +99,14 @@ def encode_chosen_delta(base: str, mask: MaskSpec, difference: Integers) -> byte
     return _framed(_FORMS.index("chosen"), bytes.fromhex(base), (), body)
 
 
+def encode_scattered_delta(base: str, difference: Integers) -> bytes:
+    """Return ``difference`` from the model named ``base``, on all coordinates, as the ones that are not zero."""
+    moved = np.flatnonzero(difference)
+    indices = encode_indices(moved, difference.size)
+    body = b"".join((_SCATTERED.pack(moved.size, len(indices)), indices, encode_integers(difference[moved])))
+    return _framed(_FORMS.index("scattered"), bytes.fromhex(base), (), body)
+
+
 def encode_mask(mask: MaskSpec) -> bytes:
     """Return a chosen mask as a block that goes before a model."""
     return _block(_MASK_BLOCK, encode_indices(mask.indices(), mask.size))
@@ -115,7 +126,13 @@ def parts_of(data: bytes) -> PartBytes:
     """Return what the parts of an encoded model cost, with the blocks before it."""
     mask, reference, model = _split(data)
     _, _, form, masks, _ = _HEADER.unpack_from(model)
-    index = _DIGEST_BYTES if _FORMS[form] == "chosen" else _MASK.size * masks
+    match _FORMS[form]:
+        case "chosen":
+            index = _DIGEST_BYTES
+        case "scattered":
+            index = _SCATTERED.size + _SCATTERED.unpack_from(model, _HEAD_BYTES)[1]
+        case _:
+            index = _MASK.size * masks
     parts = PartBytes(index=index, values=len(model) - _HEAD_BYTES - index, header=_HEAD_BYTES)
     if mask is not None:
         parts += PartBytes(index=len(mask), header=_BLOCK_BYTES)
@@ -190,12 +207,17 @@ def decode(data: bytes, plan: RoundPlan, held: Callable[[str], Values | None]) -
         start = held(base)
         if start is None:
             raise ModelMissing(f"the model {base} is not held here")
-        if form == "chosen":
-            model = _moved_on(start, _chosen_of(body), body[_DIGEST_BYTES:], plan)
-        else:
-            model = start if form == "held" else _moved_on(start, union_of(masks, size), body, plan)
+        match form:
+            case "held":
+                model = start
+            case "chosen":
+                model = _moved_on(start, _chosen_of(body), body[_DIGEST_BYTES:], plan)
+            case "scattered":
+                model = _moved_on(start, *_scattered_of(body, size), plan)
+            case _:
+                model = _moved_on(start, union_of(masks, size), body, plan)
     if digest_of(model) != plan.model_digest:
-        if form in ("delta", "held", "chosen"):
+        if form in ("delta", "held", "chosen", "scattered"):
             raise ModelMissing(f"the difference from {base} does not lead to the model {plan.model_digest}")
         raise WireError(f"expected the model {plan.model_digest}, got {digest_of(model)}")
     model.setflags(write=False)
@@ -210,11 +232,22 @@ def _chosen_of(body: memoryview) -> Indices:
     return indices
 
 
+def _scattered_of(body: memoryview, size: int) -> tuple[Indices, memoryview]:
+    """Return the coordinates that came along, and the integers on them."""
+    if len(body) < _SCATTERED.size:
+        raise WireError(f"expected a scattered difference of at least {_SCATTERED.size} bytes, got {len(body)}")
+    count, length = _SCATTERED.unpack_from(body)
+    if count > size or length > len(body) - _SCATTERED.size:
+        raise WireError(f"lengths disagree: {count} of {size} coordinates in {length} of {len(body)} bytes")
+    values = _SCATTERED.size + length
+    return decode_indices(body[_SCATTERED.size : values], size, count), body[values:]
+
+
 def _moved_on(start: Values, union: Indices | None, body: memoryview, plan: RoundPlan) -> Values:
     size, step = plan.mask.size, _step(plan)
     if start.shape != (size,):
         raise WireError(f"expected a model of {size} parameters to start from, got {start.size}")
-    if union is not None and union[-1] >= size:
+    if union is not None and union.size and union[-1] >= size:
         raise WireError(f"expected a mask of {size} coordinates, got one that keeps {union[-1]}")
     difference = decode_integers(body, size if union is None else union.size)
     numbers = to_grid(start, step)

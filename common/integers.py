@@ -36,14 +36,6 @@ def largest_bytes(count: int) -> int:
     return _HEAD.size + 8 * count + 8
 
 
-def estimated_bits(values: Integers) -> float:
-    """Return about how many bits ``values`` take: those of a Gaussian of their mean square, log2(sqrt(2 pi e m)) each.
-
-    Good to 2 % from a mean square of one on; coarse below.
-    """
-    return 0.5 * math.log2(max(2 * math.pi * math.e * _mean_square(values), 1.0)) * values.size
-
-
 def grid_entropy_bits(grid: float) -> float:
     """Return the entropy, in bits, of standard normal noise rounded to multiples of ``grid``.
 
@@ -75,7 +67,7 @@ def decode_integers(data: bytes | memoryview, count: int) -> Integers:
     """Parse ``count`` integers.
 
     Guarantees: the integers that were encoded, or, for bytes that no encoder made, a WireError or some ``count``
-    integers; the memory needed is bounded by ``count`` and the length of ``data``.
+    integers; the memory needed is bounded by ``count``, the length of ``data`` and a table of 2^16 symbols.
     """
     if not _HEAD.size <= len(data) <= largest_bytes(count):
         raise WireError(
@@ -91,7 +83,7 @@ def decode_integers(data: bytes | memoryview, count: int) -> Integers:
         if len(data) != _HEAD.size:
             raise WireError(f"expected nothing after the head of 0 integers, got {len(data)} bytes")
         return np.empty(0, np.int32)
-    words = np.frombuffer(data[_HEAD.size : words_end], "<u4").astype(np.uint32, copy=False)
+    words = np.frombuffer(data[_HEAD.size : words_end], "<u4").astype(np.uint32)  # a copy: aligned, wherever they lay
     symbols = _decode_symbols(words, _model(decay, span, escapes / count), count)
     outside = symbols == 2 * span + 1
     if int(outside.sum()) != escapes:

@@ -101,6 +101,7 @@ def run(
                 round=state.rounds_done + 1,
                 time=time.time(),
                 uplink=so_far.parts.total,
+                downlink=state.traffic.downlink.parts.total,
                 dense_uplink=so_far.dense,
             )
         else:

@@ -12,7 +12,7 @@ import numpy as np
 from common import broadcast
 from common.broadcast import MOST_STEPS, digest_of, union_of
 from common.coding import ModelCoding, PartBytes, Values, from_grid, to_grid
-from common.integers import Integers, estimated_bits
+from common.integers import Integers
 from common.mask import MaskSpec
 
 _HISTORY = 8  # versions: farther back a difference is hardly smaller than the whole model
@@ -39,6 +39,7 @@ class Downlink:
         self._masks_held: dict[int, str] = {}  # by site: the chosen mask that it last answered under
         # For the current version and mask: by the version that it starts from, and the chosen mask that is held.
         self._written: dict[tuple[int | None, str | None, bool], bytes] = {}
+        self._encoded: bytes | None = None  # the current version as a whole, once it has been asked for
         self._current = -1
         self._mask: MaskSpec | None = None
         self._reference: Values | None = None
@@ -58,6 +59,7 @@ class Downlink:
         self._current = version
         self._versions[version] = _Version(model, numbers, digest_of(model), mask)
         self._versions.pop(version - _HISTORY, None)
+        self._encoded = None
         self._written.clear()
 
     @property
@@ -134,25 +136,32 @@ class Downlink:
             return broadcast.encode_held(now.digest)
         if now.numbers is None:
             return broadcast.encode_floats(now.model, "f16" if self._coding == "f16" else "f32")
-        delta = None if base is None else self._delta(base, now.numbers, held)
-        return broadcast.encode_grid(now.numbers) if delta is None else delta
+        deltas = [] if base is None else self._deltas(base, now.numbers, held)
+        return min([self._whole(now.numbers), *deltas], key=len)
 
-    def _delta(self, base: int, numbers: Integers, held: str | None) -> bytes | None:
-        """Return the difference from version ``base``, or None where the whole model is smaller.
+    def _whole(self, numbers: Integers) -> bytes:
+        if self._encoded is None:
+            self._encoded = broadcast.encode_grid(numbers)
+        return self._encoded
 
-        On a chosen mask where it is the one that the site holds; on all coordinates where others came in between.
+    def _deltas(self, base: int, numbers: Integers, held: str | None) -> list[bytes]:
+        """Return the ways to write the difference from version ``base``; none where that one is not on the grid.
+
+        On the union of the masks since then where the site can draw them, or holds the only one. Else, on all
+        coordinates, or on those that have moved: which of them is shorter depends on how many those are.
         """
         start = self._versions[base]
         if start.numbers is None:
-            return None
+            return []
         between = [self._versions[version].mask for version in range(base + 1, self._current + 1)]
         masks = list(dict.fromkeys(mask for mask in between if mask is not None))  # rounds of an epoch share theirs
-        chosen = len(masks) == 1 and bool(masks[0].chosen) and masks[0].chosen == held
-        known = None not in between and (chosen or all(mask.is_one_draw for mask in masks))
+        if None not in between and len(masks) == 1 and masks[0].chosen and masks[0].chosen == held:
+            moved = masks[0].indices()
+            return [broadcast.encode_chosen_delta(start.digest, masks[0], numbers[moved] - start.numbers[moved])]
+        known = None not in between and all(mask.is_one_draw for mask in masks)
         union = union_of(masks, numbers.size) if known else None
-        difference = numbers - start.numbers if union is None else numbers[union] - start.numbers[union]
-        if estimated_bits(difference) >= estimated_bits(numbers):
-            return None
-        if chosen and union is not None:
-            return broadcast.encode_chosen_delta(start.digest, masks[0], difference)
-        return broadcast.encode_delta(start.digest, () if union is None else masks, difference)
+        if union is not None:
+            return [broadcast.encode_delta(start.digest, masks, numbers[union] - start.numbers[union])]
+        difference = numbers - start.numbers
+        everywhere = broadcast.encode_delta(start.digest, (), difference)
+        return [everywhere] if known else [everywhere, broadcast.encode_scattered_delta(start.digest, difference)]

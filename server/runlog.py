@@ -8,7 +8,7 @@ Events, in the order in which they appear (all sizes in bytes, all times in seco
             planned_epsilon, published_epsilon (what the method's paper would say instead; null where it says the
             same), initial_accuracy, initial_loss (null without a test set)
 ``resume``  a stopped run went on. round (the first one that is run again or for the first time), time,
-            uplink, dense_uplink (totals of the rounds before)
+            uplink, downlink, dense_uplink (totals of the rounds before)
 ``round``   round (from 1), epoch (from 0), density, kept, cohort (list of sites asked), admitted (how many),
             rejections (list of {site, reason}), abandoned (bool: too few replies, model unchanged),
             accuracy, loss (null where not evaluated), epsilon (largest over the sites so far; null when not private),

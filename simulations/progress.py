@@ -13,6 +13,7 @@ from rich.table import Table
 from common.charges import neighbours_of
 from common.coding import PartBytes
 from common.config import RunConfig
+from common.integers import grid_entropy_bits
 from server.app import RunResult
 from server.runlog import Event
 from simulations.report import words
@@ -34,7 +35,9 @@ class RunDisplay:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("starting ...", total=config.rounds)
-        self._uplink = self._dense = 0
+        self._uplink = self._downlink = self._dense = 0
+        calibrated = config.value_coding_used == "calibrated"
+        self._noise_alone = f"; noise alone {words.bits(grid_entropy_bits(config.grid))} a value" if calibrated else ""
         self._folder: Path | None = None
         self._started = time.monotonic()
 
@@ -61,13 +64,14 @@ class RunDisplay:
             case "resume":
                 self._folder = Path(self._config.out) / self._config.run_name
                 self._progress.update(self._task, completed=event["round"] - 1)
-                self._uplink, self._dense = event["uplink"], event["dense_uplink"]
+                self._uplink, self._downlink, self._dense = event["uplink"], event["downlink"], event["dense_uplink"]
                 self._say(f"{self._config.run_name}: going on at round {event['round']}")
             case "round":
                 self._show_round(event)
 
     def _show_round(self, event: Event) -> None:
         self._uplink += PartBytes(**event["uplink"]).total
+        self._downlink += PartBytes(**event["downlink"]).total
         self._dense += event["dense_uplink"]
         parts = [_score(event["accuracy"], event["loss"])]
         parts.append(
@@ -78,9 +82,10 @@ class RunDisplay:
         bits = f"{words.bits(event['bits_per_value'])} a value, {words.bits(event['bits_per_parameter'])} a parameter"
         if event["epsilon"] is not None:
             bits = f"per {self._config.privacy_unit}; {bits}"
-        self._progress.update(self._task, completed=event["round"], description=f"{line}\n[dim]{bits}[/dim]")
+        sent = f"density {event['density']:.3g}, down {words.in_bytes(self._downlink)}{self._noise_alone}"
+        self._progress.update(self._task, completed=event["round"], description=f"{line}\n[dim]{bits}\n{sent}[/dim]")
         if not self._console.is_terminal:
-            self._say(f"round {event['round']}/{self._config.rounds}: {line}, {bits}")
+            self._say(f"round {event['round']}/{self._config.rounds}: {line}, {bits}, {sent}")
         for rejection in event["rejections"]:
             reason = escape(rejection["reason"])  # a site's words are no markup
             self._say(f"[yellow]round {event['round']}: site {rejection['site']} rejected: {reason}")

@@ -172,6 +172,7 @@ def _setting_report(result: SettingResult) -> dict[str, Any]:
 
 
 def _system_report(result: SettingResult, system: SystemResult) -> dict[str, Any]:
+    reached = result.to_reach(system)
     return {
         **asdict(system),
         "accuracy": system.accuracy,
@@ -181,7 +182,7 @@ def _system_report(result: SettingResult, system: SystemResult) -> dict[str, Any
         "uplink_saving": result.uplink_saving(system),
         "total_saving": result.total_saving(system),
         "accuracy_gap": result.gap(system),
-        "uplink_to_reach": result.uplink_to_reach(system),
+        "to_reach": None if reached is None else asdict(reached),
     }
 
 

@@ -33,6 +33,10 @@ _MOST_TELLING = (
     "RS 0.1, calibrated 1",
 )
 _ACCURACY = Axis("test accuracy", words.percent_tick, from_zero=False)
+_DIRECTIONS: Mapping[str, Callable[[CurvePoint], float]] = {
+    "uplink": lambda point: point.uplink,
+    "uplink and downlink": lambda point: point.total,
+}
 _SHOWN_RANGE = 0.15  # of accuracy, below the best: how a training begins would press the rest together
 
 
@@ -44,13 +48,14 @@ def rows(result: SettingResult) -> list[list[str]]:
 def _row(result: SettingResult, system: SystemResult) -> list[str]:
     error = "" if system.standard_error is None else f" \N{PLUS-MINUS SIGN} {100 * system.standard_error:.2f}"
     savings = result.uplink_saving(system), result.total_saving(system)
+    reached = result.to_reach(system)
     return [
         system.system.name,
         f"{100 * system.accuracy:.2f}{error}",
         _megabytes(system.uplink),
         _megabytes(system.downlink),
         *("-" if saving is None else f"{saving:.2f}x" for saving in savings),
-        _megabytes(result.uplink_to_reach(system)),
+        "-" if reached is None else _megabytes(reached.uplink),
     ]
 
 
@@ -75,8 +80,8 @@ def _seeds(systems: Iterable[SystemResult]) -> str:
     return " or ".join(str(count) for count in sorted({len(one.seeds) for one in systems}))
 
 
-def _megabytes(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:.2f}"
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:.2f}"
 
 
 def write_page(
@@ -93,7 +98,7 @@ def write_page(
         body.append(
             section(result.setting.title, table(HEAD, rows(result), word_columns=1, colours=colours) + _notes(result))
         )
-        body.append(_charts(curve_charts(result)))
+        body.append(_charts([*curve_charts(result), *reach_charts(result)]))
     listed = [
         [name, ", ".join(f"{key}={value}" for key, value in changes.items())] for name, changes in recipes.items()
     ]
@@ -150,23 +155,40 @@ def _frontier_chart(result: SettingResult) -> Chart:
 
 def curve_charts(result: SettingResult) -> list[Chart]:
     """Return accuracy against uplink and against both directions, a line for each system."""
-    return [
-        _curve_chart(result, "uplink", lambda point: point.uplink),
-        _curve_chart(result, "uplink and downlink", lambda point: point.total),
-    ]
+    return [_curve_chart(result, direction, cost) for direction, cost in _DIRECTIONS.items()]
+
+
+def reach_charts(result: SettingResult) -> list[Chart]:
+    """Return what it took to be nearly as good as the reference, up and both ways, a dot for each system."""
+    return [_reach_chart(result, direction, cost) for direction, cost in _DIRECTIONS.items()]
+
+
+def _reach_chart(result: SettingResult, direction: str, cost: Callable[[CurvePoint], float]) -> Chart:
+    reached = [(one, point) for one in result.systems.values() if (point := result.to_reach(one)) is not None]
+    series = []
+    for one, point in reached:
+        tip = f"{one.system.name}: {words.in_bytes(cost(point))}, then {words.percent(one.accuracy)} in the end"
+        series.append(Series(one.system.name, [Point(cost(point), one.accuracy, tip)], _colour(one.system.family)))
+    target = f"{REFERENCE} less {100 * TOLERANCE:g} points"
+    axis = Axis(f"{direction} of all sites to reach {target}, logarithmic", words.in_bytes, log=True)
+    note = f"A dot for each system that came to {target}: the bytes that took, and the accuracy in the end."
+    return _chart(f"{result.setting.title}: {direction} to reach it", note, series, axis, _families(result))
+
+
+def _families(result: SettingResult) -> list[Series]:
+    """Return the legend: the families that were run."""
+    run = {one.system.family for one in result.systems.values()}
+    return [Series(family, (), _colour(family)) for family in FAMILIES if family in run]
 
 
 def _curve_chart(result: SettingResult, direction: str, cost: Callable[[CurvePoint], float]) -> Chart:
-    systems = list(result.systems.values())
     series = [
         Series(one.system.name, [_point(point, cost(point)) for point in one.curve], _colour(one.system.family))
-        for one in systems
+        for one in result.systems.values()
     ]
-    families = [family for family in FAMILIES if any(one.system.family == family for one in systems)]
-    legend = [Series(family, (), _colour(family)) for family in families]
     axis = Axis(f"{direction} of all sites so far, logarithmic", words.in_bytes, log=True)
     note = "A dot for each round, a line for each density and grid: point at one to see which."
-    return _chart(f"{result.setting.title}: {direction}", note, series, axis, legend)
+    return _chart(f"{result.setting.title}: {direction}", note, series, axis, _families(result))
 
 
 def _chart(title: str, note: str, series: Sequence[Series], axis: Axis, legend: Sequence[Series]) -> Chart:

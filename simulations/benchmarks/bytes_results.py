@@ -105,11 +105,11 @@ class SettingResult:
         """Return how much accuracy is lost against the reference."""
         return None if self.reference is None else self.reference.accuracy - system.accuracy
 
-    def uplink_to_reach(self, system: SystemResult) -> float | None:
-        """Return the uplink bytes after which the mean curve is nearly as good as the reference is in the end."""
+    def to_reach(self, system: SystemResult) -> CurvePoint | None:
+        """Return where the mean curve is first nearly as good as the reference is in the end."""
         if self.reference is None:
             return None
-        return bytes_to_reach(system.curve, self.reference.accuracy - TOLERANCE)
+        return first_to_reach(system.curve, self.reference.accuracy - TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,9 @@ def _mean_point(points: Sequence[Point]) -> CurvePoint:
     return CurvePoint(points[0].round, statistics.fmean(one.accuracy for one in points), uplink, total)
 
 
-def bytes_to_reach(curve: Sequence[CurvePoint], accuracy: float) -> float | None:
-    """Return the uplink bytes at the first point that is as accurate as that; None if there is none."""
-    return next((point.uplink for point in curve if point.accuracy >= accuracy), None)
+def first_to_reach(curve: Sequence[CurvePoint], accuracy: float) -> CurvePoint | None:
+    """Return the first point that is as accurate as that; None if there is none."""
+    return next((point for point in curve if point.accuracy >= accuracy), None)
 
 
 def frontier(curves: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:

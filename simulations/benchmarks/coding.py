@@ -2,9 +2,10 @@
 
 ``python -m simulations.benchmarks.coding``
 
-Values are Gaussian noise of deviation s plus a heavy-tailed signal of half its scale, as a private update is; ours
-rounds them to multiples of ``grid`` s first, which the times include, as they include the scaling of int8. Indices are
-a uniformly random subset. Entropy is the limit: of the rounded integers as they are distributed, and of the subset.
+Values are Gaussian noise of deviation s plus a heavy-tailed signal of half its scale, as a private update is. Ours are
+whole messages as a site sends them, with header and checksum, and from floats to floats, as int8 is scaled there and
+back; the peers are bare. Indices are a uniformly random subset. Entropy is the limit: of the values rounded to
+multiples of ``grid`` s, as they are distributed, and of the subset.
 zstd runs at its default level, 3. All codings of a cell take turns in one process and one thread; times are CPU times,
 medians over the turns.
 """
@@ -27,9 +28,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from common import coding
+from common.coding import SparseUpdate, from_grid, to_grid
 from common.errors import FedsieveError
 from common.indices import decode_indices, encode_indices, index_entropy_bits
-from common.integers import decode_integers, encode_integers
 from common.mask import Indices, kept_count
 
 try:
@@ -75,8 +77,8 @@ class Cell:
         return max(self.bits[name] / limit for name, limit in self.entropy.items())
 
 
-def _zstd(coding: Coding) -> Coding:
-    encode, decode = coding
+def _zstd(bare: Coding) -> Coding:
+    encode, decode = bare
     press, unpress = zstandard.ZstdCompressor(), zstandard.ZstdDecompressor()
     return (lambda data: press.compress(encode(data))), (lambda data: decode(unpress.decompress(data)))
 
@@ -93,15 +95,16 @@ def _int8() -> Coding:
     return encode, (lambda data: np.frombuffer(data, np.int8, offset=4) * np.frombuffer(data, np.float32, 1))
 
 
-def _integers(values: Floats, grid: float) -> NDArray[np.int32]:
-    return np.rint(values / np.float32(grid * _DEVIATION)).astype(np.int32)
+def _ours(grid: float, size: int) -> Coding:
+    step = grid * _DEVIATION
 
+    def encode(values: Floats) -> bytes:
+        return coding.encode(SparseUpdate(1, 0, 0, size, values), "calibrated", grid_step=step)
 
-def _ours(grid: float, kept: int) -> Coding:
     def decode(data: bytes) -> Floats:
-        return decode_integers(data, kept).astype(np.float32) * np.float32(grid * _DEVIATION)
+        return coding.decode(data, size=size, max_kept=size, value_coding="calibrated", grid_step=step).values
 
-    return (lambda values: encode_integers(_integers(values, grid))), decode
+    return encode, decode
 
 
 def _bitmap(size: int) -> Coding:
@@ -133,11 +136,12 @@ def _value_cell(size: int) -> Cell:
     entropy = {}
     for grid in _GRIDS:
         name = f"ours, grid {grid:g}"
-        codings[name] = _ours(grid, kept)
-        integers = _integers(values, grid)
+        codings[name] = encode, decode = _ours(grid, size)
+        step = grid * _DEVIATION
+        integers = to_grid(values, step)
         entropy[name] = _entropy(integers)
-        if not np.array_equal(decode_integers(encode_integers(integers), kept), integers):
-            raise FedsieveError(f"{kept} integers of {name} came back as others")
+        if not np.array_equal(decode(encode(values)), from_grid(integers, step)):
+            raise FedsieveError(f"{kept} values of {name} came back as others")
     return Cell("values", size, _VALUE_DENSITY, kept, entropy, *_take_turns(codings, values))
 
 

@@ -1,3 +1,5 @@
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,11 +14,13 @@ from common.broadcast import (
     encode_floats,
     encode_grid,
     encode_held,
+    encode_scattered_delta,
     parts_of,
     union_of,
 )
 from common.coding import Values, from_grid
 from common.errors import ModelMissing, WireError
+from common.indices import encode_indices
 from common.mask import MaskSpec
 from common.plan import RoundPlan
 from tests.support import small_plan
@@ -65,6 +69,41 @@ def test_a_difference_on_masks_leads_to_the_same_bits(first: int, second: int, s
     assert parts_of(data).index == (0 if union is None else 16)
 
 
+@given(st.integers(0, SIZE), st.integers(0, 2**32 - 1))
+def test_a_scattered_difference_leads_to_the_same_bits(count: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    difference = np.zeros(SIZE, np.int32)
+    difference[draw.permutation(SIZE)[:count]] = draw.choice([-2, -1, 1, 2], count)
+    target = from_grid(NUMBERS + difference, STEP)
+    data = encode_scattered_delta(digest_of(MODEL), difference)
+    assert decode(data, plan_to(target), {digest_of(MODEL): MODEL}.get).tobytes() == target.tobytes()
+    parts = parts_of(data)
+    assert parts.total == len(data)
+    assert parts.index == 8 + len(encode_indices(np.flatnonzero(difference), SIZE))
+
+
+@pytest.mark.parametrize(
+    ("data", "golden"),
+    [
+        (
+            encode_grid(np.array([1, -2, 0, 3], np.int32)),
+            "4653564d010200000000000000000000f7ea4df82951083e030000000000c3f4faa3",
+        ),
+        (
+            encode_delta("0123456789abcdef", [MaskSpec(1, 7, 9, 3)], np.array([0, 1, -1], np.int32)),
+            "4653564d010301000123456789abcdef8a1f80a10700000003000000fc12073f0100000000002d38d8a1",
+        ),
+        (
+            encode_scattered_delta("0123456789abcdef", np.array([0, 5, 0, 0, -1, 0], np.int32)),
+            "4653564d010600000123456789abcdef16bed17602000000010000002b1f8c1a3d050000000000601783f7",
+        ),
+        (encode_held("0123456789abcdef"), "4653564d010400000123456789abcdefd41a414d"),
+    ],
+)
+def test_golden_bytes(data: bytes, golden: str) -> None:
+    assert data.hex() == golden
+
+
 def test_the_union_of_masks() -> None:
     masks = [MaskSpec(1, epoch, 50, 10) for epoch in range(3)]
     expected = sorted(set().union(*(mask.indices().tolist() for mask in masks)))
@@ -86,6 +125,10 @@ def test_a_model_that_is_not_held_is_asked_for() -> None:
     assert decode(encode_held(digest_of(MODEL)), plan_to(MODEL), lambda digest: MODEL) is MODEL
 
 
+def framed(form: str, body: bytes) -> bytes:
+    return broadcast._framed(broadcast._FORMS.index(form), bytes(8), (), body)
+
+
 def test_what_is_wrong_is_said() -> None:
     good = encode_grid(NUMBERS)
     too_many = [MaskSpec(1, epoch, SIZE, 5) for epoch in range(MOST_MASKS + 1)]
@@ -97,12 +140,15 @@ def test_what_is_wrong_is_said() -> None:
         (good, plan_to(MODEL + 1), "expected the model"),
         (encode_floats(MODEL[:-1], "f32"), plan_to(MODEL, 0.0), "200 parameters in 800 bytes, got 796"),
         (encode_delta("0" * 16, too_many, np.zeros(3, np.int32)), plan_to(MODEL), "at most 64 masks"),
+        (framed("scattered", b"1234"), plan_to(MODEL), "at least 8 bytes, got 4"),
+        (framed("scattered", struct.pack("<II", SIZE + 1, 0)), plan_to(MODEL), "201 of 200 coordinates"),
+        (framed("scattered", struct.pack("<II", 3, 5)), plan_to(MODEL), "in 5 of 8 bytes"),
     ]:
         with pytest.raises(WireError, match=message):
-            decode(data, plan, nothing)
+            decode(data, plan, lambda digest: MODEL)
 
 
-@given(st.binary(max_size=80), st.integers(0, 4), st.integers(0, 3))
+@given(st.binary(max_size=80), st.integers(0, len(broadcast._FORMS)), st.integers(0, 3))
 def test_hostile_bytes_are_an_error(body: bytes, form: int, masks: int) -> None:
     specs = [MaskSpec(1, epoch, SIZE, 5) for epoch in range(masks)]
     framed = broadcast._framed(form, bytes(8), specs, body)

@@ -56,6 +56,25 @@ def test_golden_bytes(value_coding: ValueCoding, golden: str) -> None:
     assert reread(bytes.fromhex(golden), value_coding).values == pytest.approx(VALUES, abs=2.25 / 127 / 2)
 
 
+@pytest.mark.parametrize(
+    ("index_coding", "golden"),
+    [
+        (
+            "seed",
+            "46535655010003000300000002000000efbeadde0a00000003000000000000000e0000002bd6eac3e6b5503c09000000000068a46ddb",
+        ),
+        (
+            "compact",
+            "46535655010203000300000002000000efbeadde0a00000003000000020000000e000000d6ebd28e5502e6b5503c09000000000068a46ddb",
+        ),
+    ],
+)
+def test_golden_bytes_of_calibrated_values(index_coding: IndexCoding, golden: str) -> None:
+    indices = None if index_coding == "seed" else np.array([0, 4, 9])
+    assert encode(update_of(VALUES, indices), "calibrated", index_coding, STEP).hex() == golden
+    assert reread(bytes.fromhex(golden), "calibrated", index_coding=index_coding).values.tolist() == VALUES.tolist()
+
+
 def test_golden_bytes_with_indices() -> None:
     golden = (
         "46535655010100000300000002000000efbeadde0a000000030000000c0000000c000000b852a9ae"

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from client.site import Shelf
-from common.broadcast import MOST_STEPS, parts_of
-from common.coding import ModelCoding, Values
+from common.broadcast import MOST_STEPS, digest_of, encode_delta, encode_scattered_delta, parts_of
+from common.coding import ModelCoding, Values, to_grid
 from common.mask import MaskSpec
 from common.plan import RoundPlan
 from server.downlink import Downlink
@@ -78,6 +78,41 @@ def test_the_smallest_form_is_sent() -> None:
         sizes.append(len(downlink.bytes_for(0)))
     assert sizes[0] < whole / 4 and sizes == sorted(sizes)
     assert sizes[2] < sizes[-1] and sizes[-1] == len(downlink.bytes_for(99))  # long ago, and never: the whole model
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.9])
+def test_where_nobody_knows_what_moved_the_shortest_difference_is_sent(share: float) -> None:
+    downlink = Downlink("calibrated", STEP)
+    draw = np.random.default_rng(4)
+    own = draw.normal(0, 0.1, SIZE).astype(np.float32)
+    downlink.publish(own, 0, None)
+    shelf = Shelf(2)
+    shelf.received(plan_of(downlink), downlink.bytes_for(1))
+    downlink.confirm(1)
+    before = downlink.model
+    own = own.copy()
+    own[draw.permutation(SIZE)[: round(share * SIZE)]] += np.float32(5 * STEP)
+    downlink.publish(own, 1, None)
+    sent = downlink.bytes_for(1)
+    difference = to_grid(downlink.model, STEP) - to_grid(before, STEP)
+    everywhere = encode_delta(digest_of(before), (), difference)
+    scattered = encode_scattered_delta(digest_of(before), difference)
+    assert len(sent) == min(len(everywhere), len(scattered), len(downlink.bytes_for(2)))
+    assert (sent == scattered) == (share < 0.5)
+    assert shelf.received(plan_of(downlink), sent).tobytes() == downlink.model.tobytes()
+
+
+def test_few_large_moves_do_not_bring_the_whole_model() -> None:
+    """The length decides, not an estimate: a few outliers would make a difference look long that is short."""
+    downlink = Downlink("calibrated", STEP)
+    own = np.random.default_rng(1).normal(0, 0.02, SIZE).astype(np.float32)
+    downlink.publish(own, 0, None)
+    downlink.confirm(1)
+    (mask,) = masks(1)
+    own = own.copy()
+    own[mask.indices()[:3]] += np.float32(1e4 * STEP)
+    downlink.publish(own, 1, mask)
+    assert len(downlink.bytes_for(1)) < len(downlink.bytes_for(2)) / 3
 
 
 def test_sites_that_hold_the_same_share_one_object() -> None:

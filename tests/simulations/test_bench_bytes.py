@@ -15,7 +15,7 @@ from server.runlog import Event
 from simulations import published_docs
 from simulations.benchmarks import bytes as bench
 from simulations.benchmarks import bytes_plan
-from simulations.benchmarks.bytes_page import frontier_charts, rows
+from simulations.benchmarks.bytes_page import frontier_charts, reach_charts, rows
 from simulations.benchmarks.bytes_plan import SYSTEMS, PlannedRun, Setting, Study, plan, quick_study
 from simulations.benchmarks.bytes_recipes import RECIPES, Choice, Recipes
 from simulations.benchmarks.bytes_results import (
@@ -23,8 +23,8 @@ from simulations.benchmarks.bytes_results import (
     SettingResult,
     SystemResult,
     bar,
-    bytes_to_reach,
     choose_headline,
+    first_to_reach,
     frontier,
 )
 from simulations.benchmarks.bytes_runs import PUBLISHED, Found, carry_out, publish
@@ -230,7 +230,19 @@ def test_a_missing_choice_and_a_recipe_that_says_too_much_are_errors(tmp_path: P
 
 def test_bytes_to_reach_is_the_first_point_that_is_good_enough() -> None:
     curve = [CurvePoint(n, accuracy, 10.0 * n, 30.0 * n) for n, accuracy in enumerate((0.5, 0.8, 0.7, 0.9), start=1)]
-    assert [bytes_to_reach(curve, goal) for goal in (0.4, 0.75, 0.8, 0.85, 0.95)] == [10, 20, 20, 40, None]
+    found = [first_to_reach(curve, goal) for goal in (0.4, 0.75, 0.8, 0.85, 0.95)]
+    assert [point and point.uplink for point in found] == [10, 20, 20, 40, None]
+
+
+def test_the_charts_of_bytes_to_reach_have_a_dot_for_each_system_that_came_there() -> None:
+    late = (CurvePoint(1, 0.5, 2e6, 7e6), CurvePoint(2, 0.796, 4e6, 9e6))
+    systems = [replace(_result(name, 0.80, 1), curve=late) for name in ("dense f32", "RS 0.1, calibrated 1")]
+    poor = replace(_result("dense int8", 0.60, 1), curve=(CurvePoint(1, 0.60, 10, 20),))
+    up, both = reach_charts(_setting(3.0, *systems, poor))
+    for chart, cost in ((up, "4 MB"), (both, "9 MB")):
+        assert chart.drawing.count(f": {cost}, then 80.0 % in the end</title>") == 2
+        assert "dense int8:" not in chart.drawing
+    assert [series.label for series in up.legend] == ["dense f32", "dense int8", "RS calibrated"]
 
 
 def test_the_frontier_never_falls_and_takes_the_cheapest_of_equals() -> None:
@@ -370,7 +382,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     html = (out / "bytes.html").read_text()
     assert not re.search(r"https?://|//\w|@import|url\(|<script|<link|<img", html)
-    assert html.count("<svg") == html.count("aria-label") == 6, "two frontiers, two charts for each setting"
+    assert html.count("<svg") == html.count("aria-label") == 10, "two frontiers, four charts for each setting"
     drawing = (out / "frontier.svg").read_text()
     assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
     assert re.findall(r"https?://[^\"]*|@import|url\(", drawing) == ["http://www.w3.org/2000/svg"], "its name space"
