@@ -43,7 +43,7 @@ def carry_out(
     *,
     noun: str = "runs",
 ) -> list[str]:
-    """Carry out all pieces; one that ends in a FedsieveError does not stop the others. Returns what failed, and why.
+    """Carry out all pieces; one that fails does not stop the others. Returns what failed, and why.
 
     ``earlier`` has (work, seconds) of the pieces that were done before. ``keep`` takes the name, the result and the
     seconds of a piece as soon as it is done, and says in words what came of it.
@@ -60,8 +60,9 @@ def carry_out(
             for piece, result in crew.results(pieces, _Watch(clock, display)):
                 seconds = clock.end(piece.name)
                 if isinstance(result, Exception):
-                    failures.append(f"{piece.name}: {result}")
-                    display.end(piece.name, f"FAILED: {result}")
+                    why = str(result) if isinstance(result, FedsieveError) else f"{type(result).__name__}: {result}"
+                    failures.append(f"{piece.name}: {why}")
+                    display.end(piece.name, f"FAILED: {why}")
                 else:
                     display.end(piece.name, keep(piece.name, result, seconds))
     return failures
@@ -106,9 +107,10 @@ class _Here:
                 watch.advance(name, share)
 
             try:
-                yield piece, piece.function(*piece.arguments, progress)
-            except FedsieveError as error:
-                yield piece, error
+                result = piece.function(*piece.arguments, progress)
+            except Exception as error:  # whatever ends a piece does not stop the others, as on Ray
+                result = error
+            yield piece, result
 
 
 class _OnRay:

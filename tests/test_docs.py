@@ -10,11 +10,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 
+from client.policy import SitePolicy
 from common.config import parse_assignment
 from common.errors import FedsieveError
 from simulations import cli, published_docs
@@ -60,7 +61,7 @@ class Block:
         if self.language == "console":
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         if not self.language:  # may be a drawing or an output as well
-            lines = [line for line in lines if re.match(r"(\w+=\S+ )*(fedsieve|make|flwr) ", line)]
+            lines = [line for line in lines if re.match(r"(\w+=\S+ )*(fedsieve|make|flwr|python) ", line)]
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
@@ -176,6 +177,13 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
         for name in set(sys.modules) - before:
             if name.split(".")[0] == "my_package":
                 del sys.modules[name]
+
+
+def test_every_key_of_a_policy_is_explained() -> None:
+    text = (_ROOT / "docs/privacy.md").read_text(encoding="utf-8")
+    table = [line for line in text.splitlines() if line.startswith("| `")]
+    told = {key for line in table for key in re.findall(r"`([a-z-]+)`", line.split(" | ")[0])}
+    assert told >= {one.name.replace("_", "-") for one in fields(SitePolicy)}
 
 
 def _run(command: str, *, small: bool) -> None:

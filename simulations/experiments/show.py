@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from simulations.experiments.definition import Experiment, PaperValue, shipped
@@ -14,6 +15,7 @@ from simulations.experiments.results import Estimate, Results, estimate
 from simulations.published_docs import markdown
 
 _NONE = "-"
+_WIDEST = 10_000
 _FIXED = 5  # columns before those of the other metrics
 
 
@@ -61,7 +63,7 @@ def show(shown: Sequence[Shown], command: Sequence[str], console: Console) -> No
     """Print a table for each experiment, then one line for scripts for each case and each difference."""
     found = [(one.experiment, lines_of(one.experiment, one.results), one.origin) for one in shown]
     for experiment, lines, origin in found:
-        console.print(_table(experiment, lines, origin))
+        _print_whole(_table(experiment, lines, origin), console)
         if experiment.notes:
             console.print(experiment.notes, style="dim", highlight=False)
         run = shlex.join([*command, experiment.name if experiment.path in shipped() else str(experiment.path)])
@@ -76,12 +78,24 @@ def _table(experiment: Experiment, lines: Sequence[Line], origin: str) -> Table:
     facts = [experiment.source, METRICS[experiment.metrics[0]].heading, *([origin] if origin else [])]
     title = f"{experiment.name}: {experiment.title}{quick}\n{'; '.join(facts)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    rows = [_row(experiment, line) for line in lines]
     for number, heading in enumerate(_head(experiment)):
-        least = max(len(word) for word in heading.split()) if number >= _FIXED else None
+        # A heading may be broken between words, a figure nowhere.
+        least = max(len(text) for text in [*heading.split(), *(row[number] for row in rows)])
         table.add_column(heading, justify="right" if number else "left", no_wrap=number < _FIXED, min_width=least)
-    for line in lines:
-        table.add_row(*_row(experiment, line), style="bold" if line.is_difference else "")
+    for line, row in zip(lines, rows, strict=True):
+        table.add_row(*row, style="bold" if line.is_difference else "")
     return table
+
+
+def _print_whole(table: Table, console: Console) -> None:
+    """Print a table with all of its columns: wider than the console where it must be, rather than cut."""
+    width = console.width
+    console.width = max(width, Measurement.get(console, console.options.update(max_width=_WIDEST), table).minimum)
+    try:
+        console.print(table, crop=False)
+    finally:
+        console.width = width
 
 
 def markdown_table(experiment: Experiment, results: Results) -> str:

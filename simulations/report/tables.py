@@ -8,7 +8,7 @@ from simulations.report.charts import PARTS
 from simulations.report.page import table
 from simulations.report.summary import NOT_PRIVATE, RoundSummary, RunSummary
 
-_MOST_SITES = 50
+_MOST_SITES = 200
 _MOST_ROUNDS = 500
 _MOST_REJECTIONS = 200
 _LONGEST_REASON = 300

@@ -1,5 +1,6 @@
 """Experiments: definitions, the resumable runner, and what is shown of it, on tiny real runs."""
 
+import io
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from simulations.experiments.masks import count_distribution, overlap
 from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, carry_out, tasks_of
-from simulations.experiments.show import lines_of
+from simulations.experiments.show import Shown, lines_of, markdown_table, show
 from simulations.report.summary import load_run
 from simulations.run import Engine, simulate
 from tests.support import small_config
@@ -244,6 +245,19 @@ def test_the_command_shows_paper_ours_and_difference(tmp_path: Path, capsys: pyt
     assert f"{mean:.2f} ± {sem:.2f}" in row and f"{mean - 60:+.2f}" in row and "2/2" in row
     assert f"command: fedsieve experiments run {path}" in lines
     assert "Tiny." in lines
+
+
+@pytest.mark.parametrize("path", definition.shipped(), ids=lambda path: path.stem)
+def test_a_narrow_screen_cuts_no_figure(path: Path) -> None:
+    experiment = load(path)
+    with published.published_results([experiment]) as results:
+        screen = Console(width=60, file=io.StringIO(), color_system=None)
+        show([Shown(experiment, results)], ["fedsieve"], screen)
+        written = markdown_table(experiment, results).splitlines()[2:]
+    text = screen.file.getvalue()
+    for row in written:
+        cells = row.strip("| ").split(" | ")
+        assert any(line.split() == " ".join(cells).split() for line in text.splitlines()), row
 
 
 def test_published_results_are_shown_and_completed_elsewhere(

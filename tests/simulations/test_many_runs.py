@@ -1,7 +1,12 @@
-"""How long many runs will take."""
+"""How long many runs will take, and what becomes of those that fail."""
+
+import io
 
 import pytest
+from rich.console import Console
 
+from common.errors import FedsieveError
+from simulations.crew import Piece, Progress, Workers, carry_out
 from simulations.many_runs import Clock
 
 
@@ -34,3 +39,26 @@ def test_time_left_with_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("a", "b"):
         clock.end(name)
     assert clock.left() == pytest.approx(10 * (90 / 30)), "one piece occupies one worker"
+
+
+def _piece(number: int, progress: Progress) -> int:
+    if number == 2:
+        raise ZeroDivisionError("by nothing")
+    if number == 3:
+        raise FedsieveError("in its own words")
+    progress(1.0)
+    return number
+
+
+def test_whatever_ends_a_piece_does_not_stop_the_others() -> None:
+    pieces = [Piece(f"piece {number}", 1.0, _piece, (number,)) for number in range(1, 5)]
+    kept: list[int] = []
+
+    def keep(name: str, result: int, seconds: float) -> str:
+        kept.append(result)
+        return "kept"
+
+    screen = Console(file=io.StringIO(), width=100)
+    failures = carry_out(pieces, [], Workers(in_process=True), screen, keep)
+    assert kept == [1, 4]
+    assert failures == ["piece 2: ZeroDivisionError: by nothing", "piece 3: in its own words"]

@@ -280,7 +280,7 @@ def test_rejections_and_abandoned_rounds_are_listed_and_marked(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize(("sites", "shown", "note"), [(50, 50, None), (53, 50, "And 3 more sites.")])
+@pytest.mark.parametrize(("sites", "shown", "note"), [(200, 200, None), (203, 200, "And 3 more sites.")])
 def test_long_site_tables_are_cut_and_say_so(tmp_path: Path, sites: int, shown: int, note: str | None) -> None:
     rows = [{**end_event(1)["sites"][0], "site": f"hospital-{number}"} for number in range(sites)]
     words = report_page(
