@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
+DOCS = _ROOT / "docs"
 _BLOCK = re.compile(r"^(<!-- published: (\S+) -->\n).*?(?=^<!-- end of published -->)", re.M | re.S)
 
 
 def pages() -> list[Path]:
     """Return the pages of the documentation."""
-    return [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
+    return [_ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
 def filled(text: str, tables: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from common.errors import ConfigError, FedsieveError
 
 if TYPE_CHECKING:
     from simulations.experiments.definition import Experiment
+    from simulations.experiments.results import Results
 
 _COMMAND = ("fedsieve", "experiments", "run")
 
@@ -90,6 +91,9 @@ def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[],
             console.print("stopped; what is done stays done: the same command goes on from here", highlight=False)
             return 130
         before_showing()
+        for experiment in experiments:
+            if (drawn := _draw(experiment, results, out_of(options))) is not None:
+                console.print(f"{experiment.name}: drawn in {drawn}", highlight=False, soft_wrap=True)
         show([Shown(experiment, results) for experiment in experiments], _COMMAND, console)
     if failures:
         raise FedsieveError(
@@ -130,8 +134,23 @@ def _publish(options: argparse.Namespace) -> int:
         for experiment in experiments:
             path = publish(experiment, results)
             changed = published_docs.write({experiment.name: markdown_table(experiment, results)})
+            if (drawn := _draw(experiment, results, published_docs.DOCS)) is not None:
+                changed.append(drawn)
             print(f"{experiment.name}: {', '.join(map(str, [path or 'nothing was found yet', *changed]))}")
     return 0
+
+
+def _draw(experiment: "Experiment", results: "Results", folder: Path) -> Path | None:
+    """Draw what an experiment found, where there is a drawing of its kind; returns the file."""
+    from simulations.experiments.masks import drawing
+
+    by_case = {case.name: [one.figures for one in results.of(experiment, case).values()] for case in experiment.cases}
+    drawn = drawing(by_case)
+    if drawn is None:
+        return None
+    path = folder / f"{experiment.name}.svg"
+    path.write_text(drawn, encoding="utf-8")
+    return path
 
 
 def out_of(options: argparse.Namespace) -> Path:

@@ -29,7 +29,7 @@ from simulations.attacks.inversion import InversionSettings, invert_releases
 from simulations.attacks.linear import LinearSettings, attack_releases
 from simulations.attacks.settings import as_mapping, defaults_of, parse_settings
 from simulations.crew import Progress
-from simulations.experiments.masks import FrozenCount, overlap
+from simulations.experiments.masks import FrozenCount, as_figures, histograms, overlap
 from simulations.report.summary import RunSummary, load_run
 from simulations.run import Engine, config_with, defaults, simulate
 
@@ -122,7 +122,8 @@ def _carry_out_masks(settings: Settings, seed: int, folder: Path, progress: Prog
             shutil.rmtree(folder)
         simulate(config, Engine(in_process=True), (follow,))
     assert count.counts is not None, "a run that ended had rounds"
-    return {**_figures(load_run(folder)), "overlap": overlap(count.counts, np.array(count.densities))}
+    both = histograms(count.counts, np.array(count.densities))
+    return {**_figures(load_run(folder)), "overlap": overlap(*both), **as_figures(*both)}
 
 
 def _split(settings: Settings) -> tuple[Settings, CanarySettings]:

@@ -20,7 +20,7 @@ from simulations import cli
 from simulations.crew import Workers
 from simulations.experiments import definition, published
 from simulations.experiments.definition import Experiment, PaperValue, load
-from simulations.experiments.masks import count_distribution, overlap
+from simulations.experiments.masks import count_distribution, drawing, histograms, overlap
 from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, carry_out, tasks_of
@@ -367,6 +367,13 @@ def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
     measure.check(settings)
     random = measure.carry_out(settings, 1, tmp_path / "random", lambda share: None)
     assert 0.9 < random["overlap"] <= 1 and random["epsilon"] > 0
+    shares = [random[f"masked_out_{times}"] for times in range(9)]
+    assert sum(shares) == pytest.approx(1) and shares[8] == 0, "the first mask keeps all"
+    assert sum(random[f"random_masked_out_{times}"] for times in range(9)) == pytest.approx(1)
+    drawn = drawing({"random": [random], "ranked": []})
+    assert drawn is not None and drawn.count("<title>") == 1 + 2 * 9, "the drawing's, and one for each point"
+    assert "independent random masks" in drawn and "ranked" not in drawn.split("<desc>")[1].split("</desc>")[1]
+    assert drawing({"random": [{"accuracy": 0.5}]}) is None
     for wrong in ({"value-coding": "calibrated"}, {"rounds-per-epoch": 2}, {"private": False}):
         with pytest.raises(ConfigError, match="to see which parameters move"):
             measure.check({**settings, **wrong})
@@ -376,9 +383,9 @@ def test_the_histogram_of_masks_tells_random_ones_from_a_fixed_one() -> None:
     densities = np.array([1.0, 0.5, 0.25])
     assert count_distribution(densities) == pytest.approx([0.125, 0.5, 0.375, 0.0])
     kept = np.random.default_rng(1).random((3, 20_000)) < densities[:, None]
-    assert overlap((~kept).sum(0), densities) > 0.98
+    assert overlap(*histograms((~kept).sum(0), densities)) > 0.98
     always = np.arange(20_000) < densities[:, None] * 20_000  # the same coordinates again and again
-    assert overlap((~always).sum(0), densities) < 0.8
+    assert overlap(*histograms((~always).sum(0), densities)) < 0.8
 
 
 def test_with_one_site_a_round_an_epoch_is_a_round_a_step(tmp_path: Path) -> None:
