@@ -90,12 +90,15 @@ def test_what_a_site_says_is_no_markup(capsys: pytest.CaptureFixture[str]) -> No
         "bits_per_value": 3.1,
         "bits_per_parameter": 1.5,
         "dense_uplink": 4,
+        "density": 0.3,
     }
     rejections = [{"site": 1, "reason": "cannot read [/data/x.npz]"}]
-    event = {"event": "round", "round": 1, "uplink": parts, "rejections": rejections, "abandoned": False, "admitted": 0}
+    event = {"event": "round", "round": 1, "rejections": rejections, "abandoned": False, "admitted": 0}
     with RunDisplay(config_with({})) as display:
-        display.show({**event, **figures})
-    assert "cannot read [/data/x.npz]" in capsys.readouterr().out
+        display.show({**event, **figures, "uplink": parts, "downlink": {**parts, "values": 99}})
+    out = capsys.readouterr().out
+    assert "cannot read [/data/x.npz]" in out
+    assert "3.1 bits a value, 1.5 bits a parameter, density 0.3, down 100 B; noise alone 3.06 bits a value" in out
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

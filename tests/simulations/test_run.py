@@ -204,7 +204,9 @@ def test_without_noise_there_is_nothing_to_calibrate_to(tmp_path: Path) -> None:
 def test_a_site_that_lost_its_model_is_given_it_in_full_within_the_round(
     tmp_path: Path, optimizer: str, cohort: int
 ) -> None:
-    settings = {"rounds": 6, "server_optimizer": optimizer, "cohort": cohort, "final_density": 0.2}
+    # Large enough for differences to be shorter than models.
+    model = "mlp:12-100-3"
+    settings = {"model": model, "rounds": 6, "server_optimizer": optimizer, "cohort": cohort, "final_density": 0.2}
     undisturbed = run_here(small_config(tmp_path / "a", name="x", **settings))
 
     def lose_models(event: Event) -> None:
