@@ -114,16 +114,17 @@ class SettingResult:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The system that the last line speaks of; savings are the smallest over the epsilons, the gap is the largest."""
+    """The system that the last line speaks of; savings are the smallest over the settings, the gap is the largest."""
 
     system: str
+    partitions: tuple[str, ...]
     qualifies: bool
     uplink_saving: float
     total_saving: float
     accuracy_gap: float
 
     def __str__(self) -> str:
-        points = f"{100 * TOLERANCE:g} points of {REFERENCE} at every epsilon (iid)"
+        points = f"{100 * TOLERANCE:g} points of {REFERENCE} at every epsilon ({' and '.join(self.partitions)})"
         gain = 0 - round(100 * self.accuracy_gap, 2)  # a minus sign alone would make -0.00 of nothing
         verdict = "stays" if self.qualifies else "loses least of the calibrated systems, but none of them stays"
         return (
@@ -183,14 +184,14 @@ def frontier(curves: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
 
 
 def choose_headline(results: Sequence[SettingResult]) -> Headline | None:
-    """Return the calibrated sparse system with the largest uplink saving that is as accurate as dense f32 (iid).
+    """Return the calibrated sparse system with the largest uplink saving that is as accurate as dense f32 everywhere.
 
     If none is, the one that loses least; None where nothing can be compared. Only systems that were run with the same
-    seeds as dense f32 count.
+    seeds as dense f32 count, and settings that have any.
     """
-    iid = [result for result in results if result.setting.partition == "iid" and result.reference is not None]
-    common = [name for name in iid[0].systems if all(name in result.comparable for result in iid)] if iid else []
-    candidates = [_headline(name, iid) for name in common if iid[0].systems[name].system.family == OURS]
+    compared = [result for result in results if result.reference is not None and _ours(result)]
+    names = [name for name in _ours(compared[0]) if all(name in _ours(one) for one in compared)] if compared else []
+    candidates = [_headline(name, compared) for name in names]
     if not candidates:
         return None
     qualified = [candidate for candidate in candidates if candidate.qualifies]
@@ -199,12 +200,17 @@ def choose_headline(results: Sequence[SettingResult]) -> Headline | None:
     return min(candidates, key=lambda candidate: candidate.accuracy_gap)
 
 
-def _headline(name: str, iid: Sequence[SettingResult]) -> Headline:
-    pairs = [(result.reference, result.systems[name]) for result in iid]
+def _ours(result: SettingResult) -> list[str]:
+    return [name for name, one in result.comparable.items() if one.system.family == OURS]
+
+
+def _headline(name: str, compared: Sequence[SettingResult]) -> Headline:
+    pairs = [(result.reference, result.systems[name]) for result in compared]
     known = [(reference, system) for reference, system in pairs if reference is not None]
     gap = max(reference.accuracy - system.accuracy for reference, system in known)
     return Headline(
         system=name,
+        partitions=tuple(dict.fromkeys(result.setting.partition for result in compared)),
         qualifies=gap <= TOLERANCE + 1e-9,  # accuracies are multiples of 1 / test records: equal means equal
         uplink_saving=min(reference.uplink / system.uplink for reference, system in known),
         total_saving=min(reference.total / system.total for reference, system in known),

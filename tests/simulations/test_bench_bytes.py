@@ -288,6 +288,10 @@ def test_the_headline_saves_most_among_those_that_are_as_accurate() -> None:
     assert headline is not None and headline.qualifies and headline.system == "RS 0.3, calibrated 1"
     assert headline.uplink_saving == pytest.approx(1000 / 50)
     assert headline.total_saving == pytest.approx(1100 / 150)
+    assert "of dense f32 at every epsilon (iid): 20.0x" in str(headline)
+    dense, ours = _result("dense f32", 0.7, 1000), _result("RS 0.3, calibrated 1", 0.71, 100)
+    wider = choose_headline([*results, _setting(3.0, dense, ours, partition="dirichlet:0.3")])
+    assert wider is not None and "(iid and dirichlet:0.3): 10.0x fewer bytes up" in str(wider)
     assert bar(results, headline) == {
         "uplink_saving": "20.00",
         "total_saving": "7.33",
