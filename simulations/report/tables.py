@@ -21,12 +21,12 @@ _MEANING = {
 
 
 def run_table(runs: Sequence[RunSummary]) -> str:
-    """One row per run, in the colours of the charts."""
+    """One row per run, in the colours of the charts; a loss where targets are numbers, which have no accuracy."""
     rows = [
         [
             run.label,
             run.progress,
-            words.percent(run.accuracy),
+            *_quality(run.accuracy, run.loss, runs),
             f"{words.spent(run)} of {words.epsilon(run.planned_epsilon)}" if run.private else NOT_PRIVATE,
             words.in_bytes(run.uplink),
             f"{run.dense_uplink / run.uplink:.3g}x" if run.uplink else words.NONE,
@@ -39,8 +39,20 @@ def run_table(runs: Sequence[RunSummary]) -> str:
         for run in runs
     ]
     traffic = ["uplink", "saving", "bits per value", "downlink", "density"]
-    head = ["run", "progress", "accuracy", "epsilon", *traffic, "sites", "time"]
+    head = ["run", "progress", *_quality_head(runs), "epsilon", *traffic, "sites", "time"]
     return table(head, rows, word_columns=2, colours=range(1, len(runs) + 1))
+
+
+def _quality_head(runs: Sequence[RunSummary]) -> list[str]:
+    """Return the columns that say how good models are: whichever of accuracy and loss speaks for some of the runs."""
+    loss = any(run.has_loss_alone for run in runs)
+    return [*(["accuracy"] if not all(run.has_loss_alone for run in runs) else []), *(["loss"] if loss else [])]
+
+
+def _quality(accuracy: float | None, loss: float | None, runs: Sequence[RunSummary]) -> list[str]:
+    """Return the cells of these columns."""
+    cells = {"accuracy": words.percent(accuracy), "loss": words.loss(loss)}
+    return [cells[name] for name in _quality_head(runs)]
 
 
 def part_table(runs: Sequence[RunSummary]) -> str:
@@ -116,7 +128,7 @@ def round_table(run: RunSummary) -> str:
     rows = [
         [
             f"{one.number}",
-            words.percent(one.accuracy),
+            *_quality(one.accuracy, one.loss, [run]),
             words.epsilon(one.epsilon),
             words.percent(one.density),
             f"{one.kept:,}",
@@ -128,7 +140,8 @@ def round_table(run: RunSummary) -> str:
         ]
         for one in run.rounds[-_MOST_ROUNDS:]
     ]
-    head = ["round", "accuracy", "epsilon", "density", "kept", "mask", "admitted", "uplink", "downlink", "time"]
+    traffic = ["uplink", "downlink", "time"]
+    head = ["round", *_quality_head([run]), "epsilon", "density", "kept", "mask", "admitted", *traffic]
     return table(head, rows, word_columns=1) + _more(len(run.rounds), _MOST_ROUNDS, "rounds before these")
 
 

@@ -121,15 +121,19 @@ def headline(run: RunSummary) -> str:
 
 
 def comparison_headline(runs: Sequence[RunSummary]) -> str:
-    """Name the most accurate runs, private and not, and the finished run with the least uplink."""
+    """Name the best runs, private and not, and the finished run with the least uplink."""
     parts = []
     for private in (True, False):
-        evaluated = [(run.accuracy, run) for run in runs if run.accuracy is not None and run.private is private]
-        if evaluated:
-            _, best = max(evaluated, key=lambda pair: pair[0])
-            kind = "with" if private else "without"
-            promise = f" {guarantee(best)}" if private else ""
-            parts.append(f"highest accuracy {kind} privacy: {best.label}, {percent(best.accuracy)}{promise}")
+        alike = [run for run in runs if run.private is private]
+        accuracies = [(run.accuracy, run) for run in alike if run.accuracy is not None]
+        losses = [(run.loss, run) for run in alike if run.has_loss_alone and run.loss is not None]
+        kind = "with" if private else "without"
+        if accuracies:
+            value, best = max(accuracies, key=lambda pair: pair[0])
+            parts.append(f"highest accuracy {kind} privacy: {best.label}, {percent(value)}{_promise(best)}")
+        if losses:
+            value, best = min(losses, key=lambda pair: pair[0])
+            parts.append(f"lowest test loss {kind} privacy: {best.label}, {loss(value)}{_promise(best)}")
     complete = [run for run in runs if run.finished and run.uplink]
     if complete:
         least = min(complete, key=lambda run: run.uplink)
@@ -137,6 +141,10 @@ def comparison_headline(runs: Sequence[RunSummary]) -> str:
         parts.append(f"least uplink: {least.label}, {in_bytes(least.uplink)}, {ratio}")
     text = "; ".join(parts) or "nothing measured yet"
     return text[0].upper() + text[1:]
+
+
+def _promise(run: RunSummary) -> str:
+    return f" {guarantee(run)}" if run.private else ""
 
 
 def warning(runs: Sequence[RunSummary]) -> str:

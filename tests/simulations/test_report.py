@@ -315,6 +315,23 @@ def test_comparison_labels_the_runs_that_are_not_private(tmp_path: Path) -> None
     assert "Not private: open." in page.text("strong")
 
 
+def test_where_targets_are_numbers_the_loss_speaks_in_tables_and_headlines(tmp_path: Path) -> None:
+    def loss_run(name: str, losses: tuple[float, float]) -> Path:
+        start = start_event(name=name, initial_accuracy=None, initial_loss=9.0)
+        rounds = [round_event(n, accuracy=None, loss=loss) for n, loss in enumerate(losses, start=1)]
+        return write_log(tmp_path / name, start, rounds, end_event(2, accuracy=None, loss=losses[-1]))
+
+    coarse, fine = loss_run("coarse", (4.0, 2.5)), loss_run("fine", (3.0, 1.25))
+    page = report_page(tmp_path, coarse, fine)
+    assert "Lowest test loss with privacy: fine, 1.25 at (epsilon 6.00," in page.text("p")
+    assert "accuracy" not in page.text("th")
+    assert cells_of(tmp_path, "The runs side by side", coarse, fine)[:4] == ["coarse", "2 rounds", "2.5", "6.00 of 7.00"]
+    assert "1 4 1.50" in report_page(tmp_path, coarse).text("td"), "round by round"
+    assert set(charts_of(tmp_path, coarse, fine)) >= {"Test loss", "Epsilon spent"}
+    mixed = cells_of(tmp_path, "The runs side by side", coarse, finished_run(tmp_path / "pictures"))
+    assert mixed[2:4] == ["\N{EN DASH}", "2.5"] and mixed[14:16] == ["77.4 %", "0.6"]
+
+
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     words = report_page(tmp_path, finished_run(tmp_path / "one"), finished_run(tmp_path / "two")).text("td")
     assert f"cooling in {tmp_path / 'one'}" in words and f"cooling in {tmp_path / 'two'}" in words
