@@ -2,30 +2,16 @@
 
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from server.runlog import RunLog
-from simulations.report.live import live_server
 from tests.browser.conftest import Browser
+from tests.live_pages import served
 from tests.run_logs import end_event, finished_run, round_event, start_event, write_log
 
 _PATIENCE = 60.0  # seconds; only to end a test that has failed
-
-
-@contextmanager
-def _served(*folders: Path) -> Iterator[str]:
-    with live_server(folders, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def _until(told: Callable[[], str], wanted: str) -> None:
@@ -41,7 +27,7 @@ def _bar(browser: Browser) -> Callable[[], str]:
 
 def test_the_page_updates_in_place(browser: Browser, tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", start_event(), [round_event(1), round_event(2)], None)
-    with _served(folder) as url:
+    with served(folder) as url:
         browser.open(url)
         _until(_bar(browser), "Last news")
         assert browser.text("#live [role=status]") == "Live: 2 of 4 rounds are done."
@@ -79,7 +65,7 @@ def test_the_page_updates_in_place(browser: Browser, tmp_path: Path) -> None:
 
 def test_it_waits_for_a_run_and_tells_a_damaged_log(browser: Browser, tmp_path: Path) -> None:
     folder = tmp_path / "later"
-    with _served(folder) as url:
+    with served(folder) as url:
         browser.open(url)
         _until(_bar(browser), "has no run yet")
         assert browser.text("h1") == "No run yet"
@@ -97,7 +83,7 @@ def test_it_waits_for_a_run_and_tells_a_damaged_log(browser: Browser, tmp_path: 
 
 
 def test_a_page_without_its_server_says_so(browser: Browser, tmp_path: Path) -> None:
-    with _served(finished_run(tmp_path / "run")) as url:
+    with served(finished_run(tmp_path / "run")) as url:
         browser.open(url)
         _until(_bar(browser), "The run has ended")
         assert "No answer" not in browser.text("#live")
@@ -107,7 +93,7 @@ def test_a_page_without_its_server_says_so(browser: Browser, tmp_path: Path) -> 
 
 def test_it_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
     browser.emulate(width=390, height=844, scheme="dark")
-    with _served(write_log(tmp_path / "run", start_event(), [round_event(1)], None)) as url:
+    with served(write_log(tmp_path / "run", start_event(), [round_event(1)], None)) as url:
         browser.open(url)
         _until(_bar(browser), "Last news")
         assert browser.run("return document.documentElement.scrollWidth") == 390
@@ -116,7 +102,7 @@ def test_it_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_real_simulation_is_followed_from_before_its_beginning_to_its_end(browser: Browser, tmp_path: Path) -> None:
-    with _served(tmp_path / "real") as url:
+    with served(tmp_path / "real") as url:
         browser.open(url)
         _until(_bar(browser), "has no run yet")
         command = [sys.executable, "-m", "simulations.cli", "simulate", "--in-process", "--name", "real"]

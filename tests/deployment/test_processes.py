@@ -25,6 +25,7 @@ from deployment.keys import ServerKeys, SiteKeys
 from deployment.superlink import SuperLink
 from simulations.cli import main
 from tests.deployment.running import PROJECT, Running, deployment, wait_until
+from tests.live_pages import get, served, status_of
 from tests.support import SMALL_MODEL, small_plan
 
 
@@ -45,15 +46,22 @@ def test_a_deployment_gives_the_model_of_the_simulation_and_counts_its_bytes(run
     assert comparison.ratio_without_envelopes < 0.9
 
 
-def test_a_server_killed_with_its_superlink_goes_on_and_charges_nobody_twice(running: Running, tmp_path: Path) -> None:
+def test_a_server_killed_with_its_superlink_goes_on_charges_nobody_twice_and_is_watched(
+    running: Running, tmp_path: Path
+) -> None:
     before = [running.site(number).status().entries for number in (0, 1)]
-    running.processes.link.start(PROJECT, running.changes("killed"))
-    wait_until(lambda: running.events("killed", "round"))
-    for pid in running.server_apps():
-        os.kill(pid, signal.SIGKILL)
-    running.processes.kill("superlink")
-    assert len(running.events("killed", "round")) < 3, "it was too late to kill the server"
-    assert operator(running, "run", "--resume", *settings(running, "killed")) == 0
+    with served(running.files.runs / "killed") as url:
+        assert status_of(get(url)[1]).startswith("Waiting")
+        running.processes.link.start(PROJECT, running.changes("killed"))
+        wait_until(lambda: running.events("killed", "round"))
+        for pid in running.server_apps():
+            os.kill(pid, signal.SIGKILL)
+        running.processes.kill("superlink")
+        done = len(running.events("killed", "round"))
+        assert done < 3, "it was too late to kill the server"
+        assert status_of(get(url)[1]) == f"Live: {done} of 3 rounds are done."
+        assert operator(running, "run", "--resume", *settings(running, "killed")) == 0
+        assert status_of(get(url)[1]) == "The run has ended: 3 of 3 rounds."
     assert [event["event"] for event in running.events("killed")].count("resume") == 1
     assert running.model("killed") == running.simulated(tmp_path)
     assert [running.site(number).status().entries for number in (0, 1)] == [count + 3 for count in before]

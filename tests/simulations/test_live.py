@@ -5,11 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,43 +14,16 @@ from server.runlog import RunLog
 from simulations.cli import main
 from simulations.report import write_report
 from simulations.report.live import live_server
+from tests.live_pages import get, served, status_of
 from tests.run_logs import end_event, finished_run, round_event, start_event, write_log
-
-
-@contextmanager
-def _served(*folders: Path) -> Iterator[str]:
-    with live_server(folders, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def _get(url: str, **headers: str) -> tuple[int, str, str]:
-    request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode(), answer.headers["ETag"] or ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode(), error.headers["ETag"] or ""
-
-
-def _status(page: str) -> str:
-    found = re.search(r'<p role="status">(.*?)</p>', page)
-    assert found is not None
-    return found[1]
 
 
 def test_the_live_page_is_the_report_plus_its_status_and_script(tmp_path: Path) -> None:
     folder = finished_run(tmp_path / "run")
     report = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
-    with _served(folder) as url:
-        _, page, _ = _get(url)
-    assert _status(page) == "The run has ended: 4 of 4 rounds."
+    with served(folder) as url:
+        _, page, _ = get(url)
+    assert status_of(page) == "The run has ended: 4 of 4 rounds."
     main_part = re.compile(r"<main>.*</main>", re.S)
     assert main_part.search(page)[0] == main_part.search(report)[0]  # type: ignore[index]
     assert page.count("<script>") == 1 and not re.search(r"https?://|//\w+\.", page)
@@ -64,60 +32,60 @@ def test_the_live_page_is_the_report_plus_its_status_and_script(tmp_path: Path) 
 
 def test_the_page_follows_the_log_and_says_when_nothing_is_new(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", start_event(), [round_event(1)], None)
-    with _served(folder) as url:
-        _, page, tag = _get(url)
-        assert _status(page) == "Live: 1 of 4 rounds are done." and page.count('class="bar"') == 2
-        assert _get(url, If_None_Match=tag) == (304, "", tag)
+    with served(folder) as url:
+        _, page, tag = get(url)
+        assert status_of(page) == "Live: 1 of 4 rounds are done." and page.count('class="bar"') == 2
+        assert get(url, If_None_Match=tag) == (304, "", tag)
         log = RunLog(folder / "run.jsonl")
         log.write("round", **round_event(2))
-        code, page, newer = _get(url, If_None_Match=tag)
+        code, page, newer = get(url, If_None_Match=tag)
         assert code == 200 and newer != tag
-        assert _status(page) == "Live: 2 of 4 rounds are done." and page.count('class="bar"') == 4
+        assert status_of(page) == "Live: 2 of 4 rounds are done." and page.count('class="bar"') == 4
         log.write("end", **end_event(2))
         log.close()
-        assert _status(_get(url)[1]) == "The run has ended: 2 of 4 rounds."
+        assert status_of(get(url)[1]) == "The run has ended: 2 of 4 rounds."
 
 
 def test_a_run_that_does_not_exist_yet_is_awaited(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "later"
-    with _served(folder) as url:
-        assert _status(_get(url)[1]) == f"Waiting: {folder} has no run yet."
+    with served(folder) as url:
+        assert status_of(get(url)[1]) == f"Waiting: {folder} has no run yet."
         folder.mkdir(parents=True)
         (folder / "run.jsonl").touch()
-        assert _status(_get(url)[1]).startswith("Waiting"), "made, but without its first line"
+        assert status_of(get(url)[1]).startswith("Waiting"), "made, but without its first line"
         write_log(folder, start_event(), [], None)
-        page = _get(url)[1]
-        assert _status(page) == "Live: 0 of 4 rounds are done." and "Nothing measured yet" in page
+        page = get(url)[1]
+        assert status_of(page) == "Live: 0 of 4 rounds are done." and "Nothing measured yet" in page
 
 
 def test_a_damaged_log_is_told_and_comes_back(tmp_path: Path) -> None:
     folder = finished_run(tmp_path / "run")
     whole = (folder / "run.jsonl").read_bytes()
-    with _served(folder) as url:
+    with served(folder) as url:
         (folder / "run.jsonl").write_bytes(b"<script>1</script>\n" + whole)
-        code, page, _ = _get(url)
-        assert code == 200 and _status(page) == "The log cannot be read."
+        code, page, _ = get(url)
+        assert code == 200 and status_of(page) == "The log cannot be read."
         assert "line 1: not JSON" in page and "77.4 %" not in page
         (folder / "run.jsonl").write_bytes(whole)
-        assert _status(_get(url)[1]) == "The run has ended: 4 of 4 rounds."
+        assert status_of(get(url)[1]) == "The run has ended: 4 of 4 rounds."
 
 
 def test_several_runs_are_compared_live(tmp_path: Path) -> None:
     one = finished_run(tmp_path / "one")
     two = write_log(tmp_path / "two", start_event(name="two"), [round_event(1)], None)
-    with _served(one, two) as url:
-        page = _get(url)[1]
-    assert _status(page) == "Live: 1 of 2 runs have ended." and "2 runs compared" in page
+    with served(one, two) as url:
+        page = get(url)[1]
+    assert status_of(page) == "Live: 1 of 2 runs have ended." and "2 runs compared" in page
 
 
 def test_only_this_machine_and_only_this_page(tmp_path: Path) -> None:
-    with _served(finished_run(tmp_path / "run")) as url:
+    with served(finished_run(tmp_path / "run")) as url:
         port = url.rstrip("/").rpartition(":")[2]
-        assert _get(url, Host=f"localhost:{port}")[0] == 200
-        code, text, _ = _get(url, Host=f"evil.example:{port}")
+        assert get(url, Host=f"localhost:{port}")[0] == 200
+        code, text, _ = get(url, Host=f"evil.example:{port}")
         assert code == 403 and "77.4" not in text
-        assert _get(f"{url}run.jsonl")[0] == _get(f"{url}../../etc/passwd")[0] == 404
-        assert _get(f"{url}favicon.ico")[0] == 204
+        assert get(f"{url}run.jsonl")[0] == get(f"{url}../../etc/passwd")[0] == 404
+        assert get(f"{url}favicon.ico")[0] == 204
         with pytest.raises(OSError), socket.create_connection(("127.0.0.2", int(port)), timeout=5):
             pytest.fail("it listens on other addresses too")
 
@@ -143,7 +111,7 @@ def test_ctrl_c_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
         line = process.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert url is not None and line.endswith("(Ctrl-C ends)\n")
-        assert _get(url[0])[0] == 200
+        assert get(url[0])[0] == 200
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")

@@ -325,7 +325,12 @@ def test_where_targets_are_numbers_the_loss_speaks_in_tables_and_headlines(tmp_p
     page = report_page(tmp_path, coarse, fine)
     assert "Lowest test loss with privacy: fine, 1.25 at (epsilon 6.00," in page.text("p")
     assert "accuracy" not in page.text("th")
-    assert cells_of(tmp_path, "The runs side by side", coarse, fine)[:4] == ["coarse", "2 rounds", "2.5", "6.00 of 7.00"]
+    assert cells_of(tmp_path, "The runs side by side", coarse, fine)[:4] == [
+        "coarse",
+        "2 rounds",
+        "2.5",
+        "6.00 of 7.00",
+    ]
     assert "1 4 1.50" in report_page(tmp_path, coarse).text("td"), "round by round"
     assert set(charts_of(tmp_path, coarse, fine)) >= {"Test loss", "Epsilon spent"}
     mixed = cells_of(tmp_path, "The runs side by side", coarse, finished_run(tmp_path / "pictures"))
