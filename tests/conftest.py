@@ -28,6 +28,7 @@ _LONG_FILES = (
     "test_mechanism.py",
     "test_experiments.py",
     "test_run.py",
+    "test_benchmarks.py",
     "test_cli.py",
 )
 

@@ -1,6 +1,6 @@
 """What a round costs on our Ray engine, against a bare loop and against Flower's engine doing the same work.
 
-``python -m simulations.benchmarks.simulation [--repeats N] [--rounds N] [--quick]``
+``python -m simulations.benchmarks.simulation [--repeats N] [--rounds N] [--sites N] [--quick]``
 
 Two cases. ``training`` has the shape of pfl-research's benchmark: 1,000 sites of 50 pictures, cohorts of 50, one local
 epoch in batches of 10, a CNN of 1.6 million parameters. ``overhead`` asks 1,000 sites for next to nothing: what is left
@@ -56,9 +56,16 @@ _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
 }
-_SITES = 1000
+_SITES_VARIABLE = "FEDSIEVE_BENCHMARK_SITES"  # engines' own processes make the data too, and inherit nothing else
+_SITES = int(os.environ.get(_SITES_VARIABLE, "1000"))
+_COHORT = 50
 _CASES: dict[str, dict[str, ConfigValue]] = {
-    "training": {"dataset": f"{_HERE}:pictures", "model": f"{_HERE}:cnn", "cohort": 50, "sampling-rate": 0.2},
+    "training": {
+        "dataset": f"{_HERE}:pictures",
+        "model": f"{_HERE}:cnn",
+        "cohort": min(_COHORT, _SITES),
+        "sampling-rate": 0.2,
+    },
     "overhead": {"dataset": f"{_HERE}:points", "model": "linear:4-2", "cohort": 0, "sampling-rate": 1.0},
 }
 _STEPS = {"training": 5, "overhead": 1}
@@ -230,14 +237,14 @@ def _play(case: str, engine: str, rounds: int, folder: Path) -> None:
 class Player:
     """An engine with a case, in a process of its own, that plays a round whenever it is told to."""
 
-    def __init__(self, case: str, engine: str, rounds: int, stack: ExitStack) -> None:
+    def __init__(self, case: str, engine: str, rounds: int, sites: int, stack: ExitStack) -> None:
         """Start it and have it play the round that does not count."""
         self.engine = engine
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsieve-")))
         errors = stack.enter_context((self._folder / "errors").open("w"))
         self._process = subprocess.Popen(
             [sys.executable, "-m", _HERE, "--rounds", str(rounds), "--play", case, engine, str(self._folder)],
-            env={**os.environ, **_QUIET},
+            env={**os.environ, **_QUIET, _SITES_VARIABLE: str(sites)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -275,14 +282,14 @@ class Player:
 Costs = dict[tuple[str, str], list[Cost]]
 
 
-def measure(repeats: int, rounds: int, say: Callable[[str], None]) -> Costs:
+def measure(repeats: int, rounds: int, sites: int, say: Callable[[str], None]) -> Costs:
     """Return what each round of each engine at each case cost; fail where two engines did not do the same work."""
     costs: Costs = {(case, engine): [] for case, engines in _TABLES for engine in engines}
     expected: dict[str, Values] = {}
     for repeat in range(1, repeats + 1):
         for case, engines in _TABLES:
             with ExitStack() as stack:
-                players = [Player(case, engine, rounds, stack) for engine in engines]
+                players = [Player(case, engine, rounds, sites, stack) for engine in engines]
                 for player in players * rounds:
                     cost = player.play_round()
                     costs[case, player.engine].append(cost)
@@ -305,7 +312,8 @@ def _report(costs: Costs, settings: dict[str, int], console: Console) -> None:
     bars = {
         "cpu_vs_bare_loop": _ratio(costs, "ours", "bare loop", "cpu"),
         "cpu_vs_flower": _ratio(costs, "Flower", "ours", "cpu"),
-        "overhead_ms_per_site": statistics.median(ours.seconds - bare.seconds for ours, bare in pairs) * 1000 / _SITES,
+        "overhead_ms_per_site": statistics.median(ours.seconds - bare.seconds for ours, bare in pairs)
+        * (1000 / settings["sites"]),
     }
     table = Table("case", "engine", "CPU s / round", "s / round", "CPU / bare loop", "time / bare loop")
     for case, engine in costs:
@@ -328,6 +336,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {_HERE}", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3, help="times that every engine is started anew (default: 3)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds that count, each time (default: 2)")
+    parser.add_argument("--sites", type=int, default=_SITES, help=f"sites of each case (default: {_SITES})")
     parser.add_argument("--quick", action="store_true", help="once: a first look in under three minutes")
     parser.add_argument("--play", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -335,7 +344,10 @@ def main() -> int:
         case, engine, folder = options.play
         _play(case, engine, options.rounds, Path(folder))
         return 0
-    settings = {"repeats": 1 if options.quick else options.repeats, "rounds": options.rounds}
+    if (least := min(options.repeats, options.rounds, options.sites)) < 1:
+        parser.error(f"expected --repeats, --rounds and --sites of at least 1, got {least}")
+    repeats = 1 if options.quick else options.repeats
+    settings = {"repeats": repeats, "rounds": options.rounds, "sites": options.sites}
     console = Console()
     try:
         costs = measure(**settings, say=lambda text: console.print(text, highlight=False))
