@@ -22,6 +22,7 @@ from simulations import cli, published_docs
 from simulations.benchmarks import bytes as bytes_benchmark
 from simulations.benchmarks.bytes_runs import PUBLISHED
 from simulations.experiments import definition
+from simulations.experiments.drawing import drawing
 from simulations.experiments.published import published_results
 from simulations.experiments.show import markdown_table
 from simulations.run import config_with, defaults
@@ -243,6 +244,21 @@ def test_tables_of_results_are_the_published_ones(tmp_path: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert published_docs.filled(text, tables) == text, f"{page.name}: publish again"
     assert (tmp_path / "frontier.svg").read_text() == bytes_benchmark.POSTER.read_text(), "publish again"
+
+
+def test_drawings_of_results_are_the_published_ones_and_are_shown() -> None:
+    drawn = 0
+    for path in definition.shipped():
+        experiment = definition.load(path)
+        picture = published_docs.DOCS / f"{experiment.name}.svg"
+        with published_results([experiment]) as results:
+            text = drawing(experiment, results)
+        assert picture.exists() == (text is not None), f"{experiment.name}: publish again"
+        if text is not None:
+            drawn += 1
+            assert picture.read_text(encoding="utf-8") == text, f"{experiment.name}: publish again"
+            assert f"]({picture.name})" in (published_docs.DOCS / "experiments.md").read_text(encoding="utf-8")
+    assert drawn
 
 
 def test_a_table_that_was_changed_by_hand_is_noticed() -> None:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from simulations.attacks.inversion import PICTURES, Inversion
 from simulations.experiments.definition import Case, Experiment
+from simulations.experiments.drawing import measured_point
 from simulations.experiments.metrics import METRICS
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import Task
 from simulations.report.charts import Chart
 from simulations.report.page import document, figure, section, table
-from simulations.report.svg import Axis, Point, Series, in_words, line_chart
+from simulations.report.svg import Axis, Series, in_words, line_chart
 
 _MOST_PICTURES = 8
 _PIXEL_STYLE = "width:56px;height:56px;image-rendering:pixelated;margin:1px"
@@ -57,28 +58,25 @@ def _charts(experiment: Experiment, results: Results) -> list[str]:
     for name in experiment.metrics:
         metric = METRICS[name]
         series = [
-            Series(level, _points(experiment, results, cases, name), colour)
+            Series(
+                level,
+                sorted(
+                    (measured_point(experiment, case, name, "density", results) for case in cases),
+                    key=lambda one: one.x,
+                ),
+                colour,
+            )
             for colour, (level, cases) in enumerate(_by_level(experiment).items(), start=1)
         ]
-        words = " ".join(in_words(one, metric.write) for one in series)
+        words = " ".join(in_words(one, "{:.4g}".format) for one in series)
         axis = Axis("density: share of the coordinates that are released", lambda value: f"{value:g}")
         drawing = line_chart(
             f"{metric.heading} against density. {words}", series, axis, Axis(metric.heading, metric.write)
         )
-        drawn.append(figure(Chart(metric.heading, "Mean over pictures and seeds.", drawing, series)))
-    return drawn
-
-
-def _points(experiment: Experiment, results: Results, cases: Sequence[Case], metric: str) -> list[Point]:
-    points = []
-    for case in cases:
-        found = estimate(
-            [one.figures[metric] for one in results.of(experiment, case).values() if metric in one.figures]
+        drawn.append(
+            figure(Chart(metric.heading, "Mean over pictures and seeds; bars: its standard error.", drawing, series))
         )
-        mean = None if found is None else found.mean
-        shown = "not measured" if mean is None else METRICS[metric].write(mean)
-        points.append(Point(_density(case), mean, f"{shown} at density {_density(case):g}"))
-    return sorted(points, key=lambda point: point.x)
+    return drawn
 
 
 def _table(experiment: Experiment, results: Results) -> str:

@@ -142,10 +142,9 @@ def _publish(options: argparse.Namespace) -> int:
 
 def _draw(experiment: "Experiment", results: "Results", folder: Path) -> Path | None:
     """Draw what an experiment found, where there is a drawing of its kind; returns the file."""
-    from simulations.experiments.masks import drawing
+    from simulations.experiments.drawing import drawing
 
-    by_case = {case.name: [one.figures for one in results.of(experiment, case).values()] for case in experiment.cases}
-    drawn = drawing(by_case)
+    drawn = drawing(experiment, results)
     if drawn is None:
         return None
     path = folder / f"{experiment.name}.svg"

@@ -15,6 +15,8 @@ key                meaning
                    named by their labels: ``eps3-rs``
 ``[paper]``        what the paper found, by case: a number, or ``{ value = .., sem = .. }``
 ``[differences]``  by name: ``{ of = case, minus = case, paper = number }``, seed by seed (optional)
+``[chart]``        draws the first metric along the setting ``x``, a line for each combination of the other axes;
+                   ``panels`` is an axis whose labels have a chart each (optional, and so is the whole table)
 ``[quick]``        settings of a glance with ``--quick`` (optional), and ``seeds`` of it
 =================  ====================================================================================================
 """
@@ -34,7 +36,7 @@ from simulations.experiments.metrics import METRICS
 
 FOLDER = Path(__file__).parent
 _KEYS = {"title", "source", "measure", "metrics", "seeds", "minutes", "notes"}
-_TABLES = {"settings", "grid", "paper", "differences", "quick"}
+_TABLES = {"settings", "grid", "paper", "differences", "chart", "quick"}
 _LABEL = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 Settings = Mapping[str, ConfigValue]
@@ -50,9 +52,10 @@ class PaperValue:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the grid."""
+    """One cell of the grid; ``labels`` are its places on the axes, which its name joins."""
 
     name: str
+    labels: Mapping[str, str]
     settings: Settings
     paper: PaperValue | None
 
@@ -65,6 +68,15 @@ class Difference:
     of: str
     minus: str
     paper: PaperValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPlan:
+    """What an experiment's figure shows: the setting along ``x``, whose axis is ``axis``, and what has a panel each."""
+
+    x: str
+    axis: str
+    panels: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,7 @@ class Experiment:
     notes: str
     cases: tuple[Case, ...]
     differences: tuple[Difference, ...]
+    chart: ChartPlan | None = None
     quick: bool = False
 
     @property
@@ -152,6 +165,7 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
         notes=_typed(raw, "notes", str, "").strip(),
         cases=cases,
         differences=differences,
+        chart=_chart(_table(raw, "chart"), _table(raw, "grid")) if "chart" in raw else None,
         quick=quick,
     )
 
@@ -163,23 +177,24 @@ def _cases(
     papers: Mapping[str, PaperValue],
     measure: Measure,
 ) -> tuple[Case, ...]:
-    axes = [list(_axis(name, points).items()) for name, points in grid.items()]
+    axes = [[(name, point) for point in _axis(name, points).items()] for name, points in grid.items()]
     if not axes:
         raise ConfigError("expected at least one [grid.AXIS] with labels, such as [grid.method] with rs = {...}")
     cases = []
     for points in itertools.product(*axes):
         settings = dict(shared)
-        for _, changes in points:
+        for _, (_, changes) in points:
             if clash := sorted(changes.keys() & (settings.keys() - shared.keys())):
                 raise ConfigError(f"two axes of the grid set {clash[0]!r}: let one of them do it")
             settings |= changes
         settings |= glance
-        name = "-".join(label for label, _ in points)
+        labels = {axis: label for axis, (label, _) in points}
+        name = "-".join(labels.values())
         try:
             measure.check(settings)
         except ConfigError as error:
             raise ConfigError(f"case {name!r}: {error}") from error
-        cases.append(Case(name, settings, papers.get(name)))
+        cases.append(Case(name, labels, settings, papers.get(name)))
     if len({case.name for case in cases}) < len(cases):
         raise ConfigError("two cases have the same name: let the labels of the axes differ")
     return tuple(cases)
@@ -194,6 +209,18 @@ def _axis(name: str, points: Any) -> Mapping[str, Settings]:
         if not _LABEL.fullmatch(label):
             raise ConfigError(f"expected labels of a-z, 0-9, '.' and '-', got {label!r} in [grid.{name}]")
     return points
+
+
+def _chart(raw: Mapping[str, Any], grid: Mapping[str, Any]) -> ChartPlan:
+    if not {"x"} <= raw.keys() <= {"x", "panels"}:
+        raise ConfigError(f"expected [chart] with 'x' = a setting, and perhaps 'panels' = an axis, got {dict(raw)}")
+    x, panels = _typed(raw, "x", str), _typed(raw, "panels", str) if "panels" in raw else None
+    along = [name for name, points in grid.items() if all(_is_number(point.get(x)) for point in points.values())]
+    if not along:
+        raise ConfigError(f"expected 'x' of [chart] to be a setting to which an axis gives numbers, got {x!r}")
+    if panels is not None and panels not in grid.keys() - {along[0]}:
+        raise ConfigError(f"expected 'panels' of [chart] to be another axis than {along[0]!r}, got {panels!r}")
+    return ChartPlan(x, along[0], panels)
 
 
 def _difference(name: str, raw: Any, cases: set[str]) -> Difference:

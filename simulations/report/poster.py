@@ -1,5 +1,6 @@
 """Charts as one SVG file that needs no page around it, such as a README shows."""
 
+import textwrap
 from collections.abc import Sequence
 from html import escape
 
@@ -7,7 +8,9 @@ from simulations.report.charts import Chart
 from simulations.report.style import DRAWING_STYLE
 from simulations.report.svg import HEIGHT, WIDTH, colour_class
 
-_MARGIN, _HEAD, _PANEL_HEAD, _KEY_ROW, _KEY_COLUMNS = 20.0, 62.0, 28.0, 22.0, 3
+_MARGIN, _PANEL_HEAD, _KEY_ROW, _KEY_COLUMNS = 20.0, 28.0, 22.0, 3
+_TITLE_ROW, _NOTE_ROW = 25.0, 18.0
+_TITLE_CHARACTER, _NOTE_CHARACTER = 10.5, 7.0  # pixels of a wide one, on average: a line must not leave the drawing
 _STYLE = (
     DRAWING_STYLE
     + """
@@ -24,18 +27,25 @@ def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
     The drawing brings its own ground: the page that shows it may be light where the reader's system is dark.
     """
     width = len(charts) * WIDTH + (len(charts) + 1) * _MARGIN
+    titles, notes = (
+        textwrap.wrap(text, int((width - 2 * _MARGIN) / character))
+        for text, character in ((title, _TITLE_CHARACTER), (note, _NOTE_CHARACTER))
+    )
+    notes_top = 12 + _TITLE_ROW * len(titles)
+    head = notes_top + _NOTE_ROW * len(notes) + 7
     keys = charts[0].legend
-    key_top = _HEAD + _PANEL_HEAD + HEIGHT + 30
+    key_top = head + _PANEL_HEAD + HEIGHT + 30
     height = key_top + -(-len(keys) // _KEY_COLUMNS) * _KEY_ROW
     parts = [
         f'<rect class="card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" rx="14"/>',
-        f'<text class="title" x="{_MARGIN:g}" y="34">{escape(title)}</text>',
-        f'<text class="note" x="{_MARGIN:g}" y="56">{escape(note)}</text>',
     ]
+    for css, lines, top, row in (("title", titles, 9.0, _TITLE_ROW), ("note", notes, notes_top + 1, _NOTE_ROW)):
+        for number, line in enumerate(lines, start=1):
+            parts.append(f'<text class="{css}" x="{_MARGIN:g}" y="{top + number * row:g}">{escape(line)}</text>')
     for number, chart in enumerate(charts):
         left = _MARGIN + number * (WIDTH + _MARGIN)
-        parts.append(f'<text class="panel" x="{left:g}" y="{_HEAD + 20:g}">{escape(chart.title)}</text>')
-        parts.append(f'<g transform="translate({left:g} {_HEAD + _PANEL_HEAD:g})">{chart.drawing}</g>')
+        parts.append(f'<text class="panel" x="{left:g}" y="{head + 20:g}">{escape(chart.title)}</text>')
+        parts.append(f'<g transform="translate({left:g} {head + _PANEL_HEAD:g})">{chart.drawing}</g>')
     for number, series in enumerate(keys):
         row, column = divmod(number, _KEY_COLUMNS)
         x, y = _MARGIN + column * (width - _MARGIN) / _KEY_COLUMNS, key_top + row * _KEY_ROW

@@ -32,6 +32,7 @@ _MARKS = """
 .bridge{fill:none;stroke:var(--c);stroke-width:1.5;stroke-dasharray:1 4;stroke-linecap:round}
 .level{fill:none;stroke:var(--c);stroke-width:1.75;stroke-dasharray:6 4}
 .point{fill:var(--c);stroke:transparent;stroke-width:12}
+.error{fill:none;stroke:var(--c);stroke-width:1}
 .bar rect{fill:var(--c)}.bar:hover{opacity:.75}
 .mark{stroke:var(--alert);stroke-width:1.5;stroke-dasharray:2 3}
 """

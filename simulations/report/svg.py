@@ -21,11 +21,15 @@ _MANY_POINTS = 60  # from here on, full-sized dots would touch each other
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement; ``y`` is None where nothing was measured, which leaves a gap."""
+    """One measurement; ``y`` is None where nothing was measured, which leaves a gap.
+
+    ``error`` is drawn as far up and down.
+    """
 
     x: float
     y: float | None
     tip: str
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ def line_chart(
     if not measured:
         return _placeholder(alternative, empty)
     all_points = [*measured, *(point for level in levels for point in level.points if _is_measured(point))]
-    frame = _frame([point.x for point in all_points], [_height(point) for point in all_points], x_axis, y_axis)
+    heights = [_height(point) + sign * point.error for point in all_points for sign in (-1, 1)]
+    frame = _frame([point.x for point in all_points], heights, x_axis, y_axis)
     drawn = [*(_marks(frame, marks)), *(_level(frame, level) for level in levels)]
     drawn += [_line(frame, one) for one in series]
     return _svg(alternative, _axes(frame, x_axis, y_axis) + "".join(drawn))
@@ -246,6 +251,11 @@ def _line(frame: _Frame, series: Series) -> str:
             way = f"H{x:.1f}V{y:.1f}" if series.steps else f"L{here}"
             (bridges if gap else solid).append(f"M{previous}{way}")
         title = escape(f"{series.label}: {point.tip}")
+        if point.error:
+            low, high = (frame.y(_height(point) + sign * point.error) for sign in (-1, 1))
+            dots.append(
+                f'<path class="error" d="M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {low:.1f}h6m-6 {high - low:.1f}h6"/>'
+            )
         dots.append(f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"><title>{title}</title></circle>')
         previous, gap = here, False
     lines = f'<path class="line" d="{"".join(solid)}"/>' if solid else ""

@@ -20,7 +20,9 @@ from simulations import cli
 from simulations.crew import Workers
 from simulations.experiments import definition, published
 from simulations.experiments.definition import Experiment, PaperValue, load
-from simulations.experiments.masks import count_distribution, drawing, histograms, overlap
+from simulations.experiments.drawing import drawing
+from simulations.experiments.masks import count_distribution, histograms, overlap
+from simulations.experiments.masks import drawing as drawing_of_masks
 from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, carry_out, tasks_of
@@ -114,6 +116,13 @@ def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
         ("title =", "titel =", r"unknown key 'titel'"),
         ("title =", "title", r"cannot read the experiment"),
         ('source = "none"', 'source = "none"\nmeasure = "guess"', r"'measure' to be one of run"),
+        ("[quick]", '[chart]\npanels = "method"\n[quick]', r"expected \[chart\] with 'x' = a setting"),
+        ("[quick]", '[chart]\nx = "rounds"\n[quick]', r"a setting to which an axis gives numbers, got 'rounds'"),
+        (
+            "[quick]",
+            '[chart]\nx = "epsilon"\npanels = "epsilon"\n[quick]',
+            r"another axis than 'epsilon', got 'epsilon'",
+        ),
     ],
 )
 def test_a_bad_definition_says_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -352,6 +361,25 @@ def test_many_at_a_time_on_ray_give_the_same_results_and_failures(tmp_path: Path
             assert one == other
 
 
+def test_the_figure_has_a_point_for_every_case_and_a_bar_for_its_error(tmp_path: Path) -> None:
+    along = _TINY.replace("[quick]", '[chart]\nx = "epsilon"\n[quick]').replace("three clusters", "three clusters " * 9)
+    experiment = load(_file(tmp_path, along))
+    with Results(None) as results:
+        assert drawing(experiment, results) is None, "nothing was measured"
+        for number, case in enumerate(experiment.cases[:3]):
+            for seed in experiment.seeds[: 1 if number == 0 else 2]:
+                results.keep(experiment, case, seed, {"accuracy": 0.5 + 0.1 * number + 0.02 * seed}, 1.0)
+        drawn = drawing(experiment, results)
+        assert drawn is not None
+        assert drawn.count('class="point"') == 3 and drawn.count('class="error"') == 2, "one seed has no error"
+        assert "dense: 73.00 \N{PLUS-MINUS SIGN} 1.00 at epsilon 8" in drawn
+        assert drawn.count('class="title"') == 4, "a long title is broken, not cut off"
+        by_method = load(_file(tmp_path, along.replace('x = "epsilon"', 'x = "epsilon"\npanels = "method"')))
+        panels = drawing(by_method, results)
+        assert panels is not None and panels.count('class="chart"') == 2 and panels.count('class="point"') == 3
+        assert drawing(load(_file(tmp_path)), results) is None, "none was asked for"
+
+
 def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
     measure = MEASURES["masks"]
     settings: dict[str, ConfigValue] = {
@@ -370,10 +398,10 @@ def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
     shares = [random[f"masked_out_{times}"] for times in range(9)]
     assert sum(shares) == pytest.approx(1) and shares[8] == 0, "the first mask keeps all"
     assert sum(random[f"random_masked_out_{times}"] for times in range(9)) == pytest.approx(1)
-    drawn = drawing({"random": [random], "ranked": []})
+    drawn = drawing_of_masks({"random": [random], "ranked": []})
     assert drawn is not None and drawn.count("<title>") == 1 + 2 * 9, "the drawing's, and one for each point"
     assert "independent random masks" in drawn and "ranked" not in drawn.split("<desc>")[1].split("</desc>")[1]
-    assert drawing({"random": [{"accuracy": 0.5}]}) is None
+    assert drawing_of_masks({"random": [{"accuracy": 0.5}]}) is None
     for wrong in ({"value-coding": "calibrated"}, {"rounds-per-epoch": 2}, {"private": False}):
         with pytest.raises(ConfigError, match="to see which parameters move"):
             measure.check({**settings, **wrong})
