@@ -10,6 +10,8 @@ key                meaning
 ``seeds``          every case is measured once for each
 ``minutes``        CPU-minutes of one case with one seed, roughly: for the time left and for ``list``
 ``notes``          what a reader must know to judge the figures (optional)
+``rows``           an axis: tables in the docs have a row for each of its labels and a column for each combination of
+                   the other axes, one table for each metric (optional; else a row for each case)
 ``[settings]``     what all cases share: run-config changes where the measure is ``run``
 ``[grid.AXIS]``    one label for each point of an axis, with the settings that it changes; cases are all combinations,
                    named by their labels: ``eps3-rs``
@@ -35,7 +37,7 @@ from simulations.experiments.measures import MEASURES, Measure
 from simulations.experiments.metrics import METRICS
 
 FOLDER = Path(__file__).parent
-_KEYS = {"title", "source", "measure", "metrics", "seeds", "minutes", "notes"}
+_KEYS = {"title", "source", "measure", "metrics", "seeds", "minutes", "notes", "rows"}
 _TABLES = {"settings", "grid", "paper", "differences", "chart", "quick"}
 _LABEL = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -92,6 +94,7 @@ class Experiment:
     seeds: tuple[int, ...]
     minutes: float
     notes: str
+    rows: str | None
     cases: tuple[Case, ...]
     differences: tuple[Difference, ...]
     chart: ChartPlan | None = None
@@ -150,6 +153,9 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
     differences = tuple(_difference(name, one, names) for name, one in _table(raw, "differences").items())
     if clash := sorted(names & {difference.name for difference in differences}):
         raise ConfigError(f"[differences] has {clash[0]!r}, which is a case: choose another name")
+    rows = _typed(raw, "rows", str) if "rows" in raw else None
+    if rows is not None and rows not in _table(raw, "grid"):
+        raise ConfigError(f"expected 'rows' to be an axis, one of {', '.join(_table(raw, 'grid'))}, got {rows!r}")
     minutes = _typed(raw, "minutes", float)
     if not minutes > 0:
         raise ConfigError(f"expected 'minutes' above 0, got {minutes}")
@@ -163,6 +169,7 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
         seeds=seeds,
         minutes=minutes,
         notes=_typed(raw, "notes", str, "").strip(),
+        rows=rows,
         cases=cases,
         differences=differences,
         chart=_chart(_table(raw, "chart"), _table(raw, "grid")) if "chart" in raw else None,

@@ -1,7 +1,7 @@
 """What experiments found beside what the papers found."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -99,9 +99,35 @@ def _print_whole(table: Table, console: Console) -> None:
 
 
 def markdown_table(experiment: Experiment, results: Results) -> str:
-    """Return the table as the documentation has it."""
+    """Return the table as the documentation has it, or several where the definition says what their rows are."""
+    lines = lines_of(experiment, results)
     head = [METRICS[experiment.metrics[0]].heading, *_head(experiment)[1:]]
-    return markdown(head, (_row(experiment, line) for line in lines_of(experiment, results)))
+    if experiment.rows is None:
+        return markdown(head, (_row(experiment, line) for line in lines))
+    differences = [_row(experiment, line) for line in lines if line.is_difference]
+    tables = _tables_by_metric(experiment, experiment.rows, lines)
+    return "\n\n".join([*tables, *([markdown(head, differences)] if differences else [])])
+
+
+def _tables_by_metric(experiment: Experiment, axis: str, lines: Sequence[Line]) -> Iterator[str]:
+    """Give a table for each metric: a row for each label of ``axis``, a column for each of the other axes' places."""
+    places: dict[str, dict[str, Line]] = {}
+    for case, line in zip(experiment.cases, lines, strict=False):  # the differences come after the cases
+        place = " ".join(label for name, label in case.labels.items() if name != axis)
+        places.setdefault(case.labels[axis], {})[place] = line
+    columns = list(next(iter(places.values())))
+    for number, metric in enumerate(experiment.metrics):
+        rows = []
+        for label, found in places.items():
+            cells = [found[place].ours.get(metric) for place in columns]
+            rows.append([label, *(_cell(cell, METRICS[metric], with_error=not number) for cell in cells)])
+        yield markdown([METRICS[metric].heading, *columns], rows)
+
+
+def _cell(ours: Estimate | None, metric: Metric, *, with_error: bool) -> str:
+    if ours is None:
+        return _NONE
+    return _with_error(ours, metric, False) if with_error else metric.write(ours.mean)
 
 
 def _head(experiment: Experiment) -> list[str]:

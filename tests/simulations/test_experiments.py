@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,7 @@ def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
         ("title =", "titel =", r"unknown key 'titel'"),
         ("title =", "title", r"cannot read the experiment"),
         ('source = "none"', 'source = "none"\nmeasure = "guess"', r"'measure' to be one of run"),
+        ("title =", 'rows = "sites"\ntitle =', r"expected 'rows' to be an axis, one of epsilon, method, got 'sites'"),
         ("[quick]", '[chart]\npanels = "method"\n[quick]', r"expected \[chart\] with 'x' = a setting"),
         ("[quick]", '[chart]\nx = "rounds"\n[quick]', r"a setting to which an axis gives numbers, got 'rounds'"),
         (
@@ -258,7 +260,7 @@ def test_the_command_shows_paper_ours_and_difference(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("path", definition.shipped(), ids=lambda path: path.stem)
 def test_a_narrow_screen_cuts_no_figure(path: Path) -> None:
-    experiment = load(path)
+    experiment = replace(load(path), rows=None)  # the screen has a row for each case
     with published.published_results([experiment]) as results:
         screen = Console(width=60, file=io.StringIO(), color_system=None)
         show([Shown(experiment, results)], ["fedsieve"], screen)
@@ -378,6 +380,36 @@ def test_the_figure_has_a_point_for_every_case_and_a_bar_for_its_error(tmp_path:
         panels = drawing(by_method, results)
         assert panels is not None and panels.count('class="chart"') == 2 and panels.count('class="point"') == 3
         assert drawing(load(_file(tmp_path)), results) is None, "none was asked for"
+
+
+def test_tables_of_the_docs_may_have_an_axis_as_rows(tmp_path: Path) -> None:
+    experiment = load(_file(tmp_path, 'rows = "method"\n' + _TINY))
+    with Results(None) as results:
+        for case in experiment.cases:
+            for seed in experiment.seeds if case.name != "eps8-dense" else ():
+                figures = {"accuracy": 0.5 + 0.02 * seed, "tail_accuracy": 0.25, "uplink": 3e6}
+                results.keep(experiment, case, seed, figures, 1.0)
+        assert markdown_table(experiment, results).splitlines() == [
+            "| test accuracy of the last model, % | eps1 | eps8 |",
+            "| --- | ---: | ---: |",
+            "| dense | 53.00 \N{PLUS-MINUS SIGN} 1.00 | - |",
+            "| rs | 53.00 \N{PLUS-MINUS SIGN} 1.00 | 53.00 \N{PLUS-MINUS SIGN} 1.00 |",
+            "",
+            "| test accuracy, mean of the last 5 evaluations, % | eps1 | eps8 |",
+            "| --- | ---: | ---: |",
+            "| dense | 25.00 | - |",
+            "| rs | 25.00 | 25.00 |",
+            "",
+            "| uplink, MB | eps1 | eps8 |",
+            "| --- | ---: | ---: |",
+            "| dense | 3.00 | - |",
+            "| rs | 3.00 | 3.00 |",
+            "",
+            "| test accuracy of the last model, % | paper | ours | difference | seeds "
+            "| test accuracy, mean of the last 5 evaluations, % | uplink, MB |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            "| gain | -1.50 | - | - | 0/2 | - | - |",
+        ]
 
 
 def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
