@@ -82,6 +82,23 @@ def test_it_waits_for_a_run_and_tells_a_damaged_log(browser: Browser, tmp_path: 
         assert browser.complaints() == []
 
 
+def test_a_comparison_grows_with_its_runs(browser: Browser, tmp_path: Path) -> None:
+    ended = finished_run(tmp_path / "ended", 4)
+    under_way = write_log(tmp_path / "new", start_event(name="new"), [round_event(1)], None)
+    with served(ended, under_way) as url:
+        browser.open(url)
+        _until(_bar(browser), "Live: 1 of 2 runs have ended.")
+        assert browser.count("circle.point") == 6 * (4 + 1) and browser.text("h1") == "2 runs compared"
+        log = RunLog(under_way / "run.jsonl")
+        log.write("round", **round_event(2))
+        _until(lambda: browser.text("section"), "unfinished, 2 of 4 rounds")
+        assert browser.count("circle.point") == 6 * (4 + 2)
+        log.write("end", **end_event(2))
+        log.close()
+        _until(_bar(browser), "All 2 runs have ended.")
+        assert set(browser.requests()) <= {url, f"{url}favicon.ico"} and browser.complaints() == []
+
+
 def test_a_page_without_its_server_says_so(browser: Browser, tmp_path: Path) -> None:
     with served(finished_run(tmp_path / "run")) as url:
         browser.open(url)
