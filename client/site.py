@@ -238,8 +238,11 @@ class Site:
         mask, indices = plan.mask, upload.indices
         if indices is None and plan.index_coding_used != "seed":
             indices = mask.indices()
-        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, upload.values, indices)
-        return coding.encode(update, plan.value_coding, plan.index_coding_used, plan.grid_step(self.declared_size))
+        step, values = plan.grid_step(self.declared_size), upload.values
+        if plan.value_coding == "calibrated" and plan.privacy_unit == "client":  # no noise that could be the dither
+            values = coding.rounded_at_random(values, step, randomness.open_uniforms(values.size))
+        update = SparseUpdate(plan.round, plan.model_version, mask.digest(), mask.size, values, indices)
+        return coding.encode(update, plan.value_coding, plan.index_coding_used, step)
 
 
 def _resolve_device(name: str) -> torch.device:

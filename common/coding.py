@@ -27,7 +27,8 @@ post-processing and costs no privacy.
 
 ``calibrated`` rounds a value to the nearest multiple of ``grid_step`` = grid * s, with s the std of the noise in a
 released coordinate (``common.noise.release_noise_std``). The rounding error is at most half a step; the noise acts as
-its dither, so it has mean zero (up to exp(-2 pi^2 / grid^2)) and adds grid^2 / 12 to the variance s^2.
+its dither, so it has mean zero (up to exp(-2 pi^2 / grid^2)) and adds grid^2 / 12 to the variance s^2. Values
+that carry no noise yet, where the server adds it, are put on the grid by ``rounded_at_random`` first.
 """
 
 import struct
@@ -238,6 +239,19 @@ def to_grid(values: NDArray[np.floating[Any]], grid_step: float) -> Integers:
         steps = np.rint(np.asarray(values, np.float64) / grid_step)
     steps = np.where(np.isfinite(values), np.clip(steps, _NOT_FINITE + 1, -(_NOT_FINITE + 1)), _NOT_FINITE)
     return steps.astype(np.int32)
+
+
+def rounded_at_random(values: Values, grid_step: float, uniforms: NDArray[np.float64]) -> Values:
+    """Return each value rounded to one of the two multiples of ``grid_step`` around it, the nearer one more often.
+
+    Computes: grid_step * floor(value / grid_step + u), with ``uniforms`` u independent on (0, 1).
+    Guarantees: the mean over u is the value itself, whatever it is; the variance is at most grid_step^2 / 4.
+    Edge cases: what is not finite stays so.
+    """
+    with np.errstate(invalid="ignore"):
+        steps = np.floor(np.asarray(values, np.float64) / grid_step + uniforms)
+    rounded: Values = (steps * grid_step).astype(np.float32)
+    return rounded
 
 
 def from_grid(steps: Integers, grid_step: float) -> Values:

@@ -183,6 +183,11 @@ class RunConfig:
         return "f16" if self.value_coding == "calibrated" and not self._calibrated else self.value_coding
 
     @property
+    def released_noise_is_coded(self) -> bool:
+        """Whether values travel on a grid of their own noise: what they cost at least is then known beforehand."""
+        return self.value_coding_used == "calibrated" and self.privacy_unit == "record"
+
+    @property
     def index_coding_used(self) -> IndexCoding:
         """The index coding of the run's plans: compact stands in where no seed gives what a site chose."""
         chosen = self.how.uploads == "indices and values"

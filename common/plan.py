@@ -158,10 +158,13 @@ class RoundPlan:
     def grid_step(self, declared_size: int) -> float:
         """Return the step of the grid of ``calibrated`` values, for a site of that size; 0 where nothing is private.
 
-        Where the unit is the client, the noise in the sum over the cohort is shared out: z C / sqrt(cohort) each.
+        Where the unit is the client, a release has no noise yet. Two sizes count then: a site's share of the noise that
+        the server adds to the sum, z C / sqrt(cohort), and what a coordinate of a clipped movement is on average,
+        C / sqrt(kept). On a grid of the smaller one rounding at random adds little to either.
         """
         if self.privacy_unit == "client":
-            return self.grid * self.noise_multiplier * self.clip_norm / math.sqrt(self.cohort)
+            share = min(self.noise_multiplier / math.sqrt(self.cohort), 1 / math.sqrt(self.mask_kept))
+            return self.grid * self.clip_norm * share
         return self.grid * self.how.noise_std(self, declared_size)
 
     def to_bytes(self) -> bytes:

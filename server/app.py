@@ -255,7 +255,7 @@ def _log_start(
         noise_multiplier=noise_multiplier,
         value_coding=config.value_coding_used,
         downlink_coding=config.downlink_coding_used,
-        grid_entropy_bits=grid_entropy_bits(config.grid) if config.value_coding_used == "calibrated" else None,
+        grid_entropy_bits=grid_entropy_bits(config.grid) if config.released_noise_is_coded else None,
         accountant=config.accountant,
         privacy_unit=config.privacy_unit,
         neighbours=neighbours_of(config.privacy_unit),

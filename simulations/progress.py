@@ -36,8 +36,8 @@ class RunDisplay:
         )
         self._task = self._progress.add_task("starting ...", total=config.rounds)
         self._uplink = self._downlink = self._dense = 0
-        calibrated = config.value_coding_used == "calibrated"
-        self._noise_alone = f"; noise alone {words.bits(grid_entropy_bits(config.grid))} a value" if calibrated else ""
+        entropy = f"; noise alone {words.bits(grid_entropy_bits(config.grid))} a value"
+        self._noise_alone = entropy if config.released_noise_is_coded else ""
         self._folder: Path | None = None
         self._started = time.monotonic()
 

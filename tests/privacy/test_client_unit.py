@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from client.dpsgd import train_round
+from client.site import Site, Workbench
 from common.accounting import epsilon_of
+from common.broadcast import digest_of, encode_floats
 from common.charges import Charge
-from common.coding import clipped
+from common.coding import clipped, decode, rounded_at_random
 from common.errors import ConfigError
 from common.models import FlatModel, build, initial_vector
 from common.randomness import SecureRandomness
@@ -21,9 +23,11 @@ from server.aggregate import noisy_mean
 from server.federation import Member, draw_secret_cohort
 from server.runlog import Event, read_events
 from simulations.run import Engine, simulate
+from simulations.seeded import SeededRandomness
 from tests.support import SMALL_MODEL, silent, site_data, small_config, small_dataset, small_plan
 
 DATA = small_dataset()
+WIDE = "mlp:12-200-3"
 START = initial_vector(SMALL_MODEL, 3)
 ANYTHING = hnp.arrays(
     np.float32, 7, elements=st.one_of(st.floats(-3, 3, width=32), st.sampled_from([1e38, np.inf, np.nan]))
@@ -58,6 +62,55 @@ def test_one_site_changes_the_sum_by_at_most_the_clip_norm(others: list[np.ndarr
         return 10 * noisy_mean(list(updates), 7, 0.5, 1.0, 10.0, silent()).astype(np.float64)
 
     assert np.linalg.norm(total([*others, one]) - total(others)) <= 0.5 * (1 + 1e-5)
+
+
+def test_rounding_at_random_has_the_mean_of_the_value_and_little_variance() -> None:
+    uniforms = np.random.default_rng(1).random((2, 100_000))
+    for value in (0.1, -0.3, 0.5, 2.0, 0.0):
+        for draws in uniforms:
+            rounded = rounded_at_random(np.full(draws.size, value * 0.25, np.float32), 0.25, draws) / 0.25
+            assert set(np.unique(rounded)) <= {np.floor(value), np.ceil(value)}
+            # The mean of 100,000 has a std of at most 0.5 / sqrt(100,000) = 0.0016; the nearest multiple is off by 0.1.
+            assert rounded.mean() == pytest.approx(value, abs=0.008)
+    assert np.isnan(rounded_at_random(np.array([np.nan, 1], np.float32), 0.5, np.array([0.5, 0.5]))).tolist() == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("cohort", [1.0, 100.0])
+def test_a_calibrated_release_is_the_movement_but_for_a_small_unbiased_error(cohort: float) -> None:
+    """No noise hides it yet: to the nearest multiple of the noise's size it would be all zeros."""
+    data, start = site_data(DATA.train_inputs, DATA.train_targets), initial_vector(WIDE, 3)
+    total, exact, rounds = np.zeros(start.size // 2), np.zeros(start.size // 2), 40
+    for number in range(1, rounds + 1):
+        released = []
+        for value_coding in ("calibrated", "f32"):
+            plan = small_plan(
+                start.size,
+                round=number,
+                model=WIDE,
+                model_digest=digest_of(start),
+                privacy_unit="client",
+                cohort=cohort,
+                noise_multiplier=5.0,
+                value_coding=value_coding,
+            )
+            site = Site(data, SeededRandomness(1, 0), Workbench("cpu"))
+            reply = site.train(plan.to_bytes(), encode_floats(start, "f32"))
+            step = plan.grid_step(site.declared_size)
+            update = decode(
+                reply, size=start.size, max_kept=plan.mask.kept, value_coding=plan.value_coding, grid_step=step
+            )
+            released.append(update.values)
+        calibrated, plain = released
+        assert np.linalg.norm(calibrated - plain) < 0.25  # of a clip norm of 1
+        assert np.abs(calibrated - plain).max() <= step
+        total += calibrated
+        exact += plain
+    # The mean of 40 rounds is nearer than any one of them: the errors are independent and have mean zero.
+    assert np.linalg.norm(exact) / rounds > 0.5
+    assert np.linalg.norm(total - exact) / rounds < 0.25 / np.sqrt(rounds) * 1.5
 
 
 def test_the_server_adds_the_promised_noise_even_to_an_empty_round() -> None:
