@@ -36,7 +36,8 @@ app = ClientApp()
 def introduce(message: Message, context: Context) -> Message:
     """Tell the server which site this is, and the size that it declares."""
     site = _open_site(message, context)
-    return Message(Introduction(_site_number(context), site.declared_size).to_content(), reply_to=message)
+    introduction = Introduction(_site_number(context), site.declared_size, simulated="site" not in context.node_config)
+    return Message(introduction.to_content(), reply_to=message)
 
 
 @app.train()

@@ -74,23 +74,33 @@ class ModelWanted:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a site says of itself when a run begins: its number and the size that its operator declares in public."""
+    """What a site says of itself when a run begins: its number and the size that its operator declares in public.
+
+    ``simulated``: no daemon guards it, and its noise comes from the run's seed.
+    """
 
     site: int
     declared_size: int
+    simulated: bool = False
 
     def to_content(self) -> RecordDict:
         """Return it as the content of a reply."""
-        return RecordDict({_RECORD: ConfigRecord({"site": self.site, "declared-size": self.declared_size})})
+        return RecordDict(
+            {
+                _RECORD: ConfigRecord(
+                    {"site": self.site, "declared-size": self.declared_size, "simulated": self.simulated}
+                )
+            }
+        )
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "Introduction":
         """Parse the content of a query's reply."""
-        record = _only_record(content, {"site", "declared-size"})
+        record = _only_record(content, {"site", "declared-size", "simulated"})
         site, size = record["site"], record["declared-size"]
         if type(site) is not int or type(size) is not int or site < 0 or size < 1:
             raise WireError(f"expected a site number >= 0 and a declared size >= 1, got {site!r} and {size!r}")
-        return cls(site, size)
+        return cls(site, size, record["simulated"] is True)
 
 
 def parse_answer(content: RecordDict) -> Release | Refusal | ModelWanted:

@@ -260,6 +260,8 @@ def _log_start(
         privacy_unit=config.privacy_unit,
         neighbours=neighbours_of(config.privacy_unit),
         sites=len(members),
+        declared_sizes=[[member.site, member.declared_size] for member in members],
+        simulated=any(member.simulated for member in members),
         planned_epsilon=config.epsilon if config.is_private else None,
         published_epsilon=_published_epsilon(config, policy, noise_multiplier, members),
         initial_accuracy=score.accuracy if score else None,

@@ -21,6 +21,7 @@ class Member:
     site: int
     node_id: int
     declared_size: int
+    simulated: bool = False
 
 
 def join(grid: Grid, sites: int, timeout: float) -> list[Member]:
@@ -49,7 +50,9 @@ def join(grid: Grid, sites: int, timeout: float) -> list[Member]:
         if introduction.site in members:
             problems.append(f"node {node_id}: site {introduction.site} has joined already")
             continue
-        members[introduction.site] = Member(introduction.site, node_id, introduction.declared_size)
+        members[introduction.site] = Member(
+            introduction.site, node_id, introduction.declared_size, introduction.simulated
+        )
     if len(members) < sites:
         raise FederationError(
             f"expected {sites} sites, but only {len(members)} introduced themselves"

@@ -120,7 +120,7 @@ class RunDisplay:
         table.add_row(
             "uplink", f"{words.in_bytes(self._uplink)}, {words.against_dense(self._uplink, self._dense)} float32"
         )
-        table.add_row("both ways", f"{result.total_saving:.1f}x less than dense float32")
+        table.add_row("both ways", f"{words.saving(result.total_saving)} float32")
         table.add_row("time", f"{seconds:.1f} s")
         table.add_row("run", str(result.folder))
         table.add_row("report", str(report))

@@ -22,6 +22,8 @@ def start_event(**changes: Any) -> dict[str, Any]:
         "privacy_unit": "record",
         "neighbours": "add or remove one record",
         "sites": 2,
+        "declared_sizes": [["a", 120], ["b", 40]],
+        "simulated": False,
         "planned_epsilon": 7.0,
         "initial_accuracy": 0.1,
         "initial_loss": 2.3,

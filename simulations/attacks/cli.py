@@ -18,7 +18,9 @@ def add_attack(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     for name, about in _ATTACKS.items():
         one = actions.add_parser(name, help=about)
         one.add_argument("--quick", action="store_true", help="a glance: fewer pictures and seeds, own results")
-        one.add_argument("--out", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
+        one.add_argument(
+            "--out", type=Path, default=Path("runs/experiments"), metavar="FOLDER", help="where results are kept"
+        )
         one.add_argument("--jobs", type=int, default=0, metavar="N", help="attacks at a time (default: one per CPU)")
         one.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster instead of starting one")
         one.add_argument("--in-process", action="store_true", help="no Ray: one after the other, here")

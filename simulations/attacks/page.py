@@ -17,23 +17,33 @@ from simulations.experiments.metrics import METRICS
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import Task
 from simulations.report.charts import Chart
-from simulations.report.page import document, figure, section, table
+from simulations.report.page import document, figure, paragraph, scrolling, section, table
 from simulations.report.svg import Axis, Series, in_words, line_chart
 
 _MOST_PICTURES = 8
-_PIXEL_STYLE = "width:56px;height:56px;image-rendering:pixelated;margin:1px"
+_MEASURES = (
+    "What the attacker finds is compared with what the site holds. MSE and squared error: how far a pixel from 0 to 1 "
+    "is off, squared, so more is safer. PSNR and SSIM: likeness, so less is safer; an SSIM of 1 is the same picture, "
+    "and near 0 nothing is recognised. Bound: no such attack can do better on average."
+)
+_PIXEL_STYLE = "width:64px;height:64px;image-rendering:pixelated;margin:1px"
 
 
 def write_page(experiment: Experiment, results: Results, out: Path, destination: Path) -> None:
     """Write the page of an experiment whose cases are attacks; it needs the pictures that they left in ``out``."""
-    body = f'<div class="charts">{"".join(_charts(experiment, results))}</div>'
+    seeds = len({seed for case in experiment.cases for seed in results.of(experiment, case)})
+    body = section("In plain words", paragraph(f"{_MEASURES} {experiment.notes}"))
+    body += f'<div class="charts">{"".join(_charts(experiment, results, seeds))}</div>'
     body += section("Figures", _table(experiment, results))
     for level, cases in _by_level(experiment).items():
         body += section(f"Pictures: {level}", _sheet(experiment, results, cases, out))
     footer = f"{experiment.source}. Means over the seeds that were measured; pictures of seed {experiment.seeds[0]}."
     headline = "What an attacker makes of the releases of sites of one record each, asked for one step by a real plan"
     destination.parent.mkdir(parents=True, exist_ok=True)
-    destination.write_text(document("Attack", experiment.title, headline, body, footer), encoding="utf-8")
+    glance = f"a glance: {experiment.cases[0].settings['pictures']} pictures, {seeds} seed{'s' if seeds > 1 else ''}"
+    badges = f' <span class="badge">{glance}</span>' if experiment.quick else ""
+    page = document("Attack", experiment.title, headline, body, footer, badges=badges)
+    destination.write_text(page, encoding="utf-8")
 
 
 def _density(case: Case) -> float:
@@ -53,7 +63,7 @@ def _by_level(experiment: Experiment) -> dict[str, list[Case]]:
     return {words: sorted(cases, key=_density, reverse=True) for words, cases in groups.items()}
 
 
-def _charts(experiment: Experiment, results: Results) -> list[str]:
+def _charts(experiment: Experiment, results: Results, seeds: int) -> list[str]:
     drawn = []
     for name in experiment.metrics:
         metric = METRICS[name]
@@ -71,10 +81,17 @@ def _charts(experiment: Experiment, results: Results) -> list[str]:
         words = " ".join(in_words(one, "{:.4g}".format) for one in series)
         axis = Axis("density: share of the coordinates that are released", lambda value: f"{value:g}")
         drawing = line_chart(
-            f"{metric.heading} against density. {words}", series, axis, Axis(metric.heading, metric.write)
+            f"{metric.heading} against density. {words}", series, axis, Axis(metric.heading, "{:g}".format)
         )
         drawn.append(
-            figure(Chart(metric.heading, "Mean over pictures and seeds; bars: its standard error.", drawing, series))
+            figure(
+                Chart(
+                    metric.heading,
+                    f"Mean over pictures and seeds{'; bars: its standard error' if seeds > 1 else ''}.",
+                    drawing,
+                    series,
+                )
+            )
         )
     return drawn
 
@@ -105,7 +122,7 @@ def _sheet(experiment: Experiment, results: Results, cases: Sequence[Case], out:
         if results.find(experiment, case, seed) is not None and (folder / PICTURES).is_file():
             pictures = Inversion.load(folder)
             if not rows:
-                rows.append(("the site's pictures", pictures.originals))
+                rows.append(("what the sites hold", pictures.originals))
             rows.append((f"density {_density(case):g}", pictures.found))
     if not rows:
         return "<p>No pictures yet.</p>"
@@ -116,7 +133,7 @@ def _sheet(experiment: Experiment, results: Results, cases: Sequence[Case], out:
             for number, picture in enumerate(pictures_of_row[:_MOST_PICTURES], start=1)
         )
         lines.append(f'<tr><td>{escape(title)}</td><td style="max-width:none;white-space:nowrap">{images}</td></tr>')
-    return f'<div class="scroll" tabindex="0"><table><tbody>{"".join(lines)}</tbody></table></div>'
+    return scrolling(f"<table><tbody>{''.join(lines)}</tbody></table>", "Pictures, a row for each density")
 
 
 def data_uri(picture: NDArray[np.float32]) -> str:

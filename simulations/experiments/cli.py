@@ -38,7 +38,9 @@ def add_experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParse
             one.add_argument(
                 "experiments", nargs="*", metavar="EXPERIMENT", help="name, or .toml file of your own (default: all)"
             )
-            one.add_argument("--out", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
+            one.add_argument(
+                "--out", type=Path, default=Path("runs/experiments"), metavar="FOLDER", help="where results are kept"
+            )
         if name == "run":
             one.add_argument(
                 "--only", nargs="+", default=[], metavar="WORD", help="cases with all words: eps3 'seed 1'"

@@ -20,12 +20,12 @@ def drawing(experiment: Experiment, results: Results) -> str | None:
             case.name: [one.figures for one in results.of(experiment, case).values()] for case in experiment.cases
         }
         return masks.drawing(by_case)
+    if not any(results.of(experiment, case) for case in experiment.cases):
+        return None
     charts = [
         _panel(experiment, experiment.chart, cases, results, title)
         for title, cases in _grouped(experiment.cases, [experiment.chart.panels] if experiment.chart.panels else [])
     ]
-    if not any(point.y is not None for chart in charts for one in chart.legend for point in one.points):
-        return None
     return poster(experiment.title, f"{experiment.source}. Means and standard errors over the seeds.", charts)
 
 
@@ -36,7 +36,7 @@ def measured_point(experiment: Experiment, case: Case, metric: str, x: str, resu
     if found is None:
         return Point(place, None, f"not measured at {x} {place:g}")
     unit: Metric = METRICS[metric]
-    error = f" \N{PLUS-MINUS SIGN} {unit.write(found.sem)}" if found.sem else ""
+    error = f" \N{PLUS-MINUS SIGN} {unit.write_error(found.sem)}" if found.sem else ""
     tip = f"{unit.write(found.mean)}{error} at {x} {place:g}"
     return Point(place, unit.scale * found.mean, tip, unit.scale * (found.sem or 0.0))
 
@@ -49,11 +49,15 @@ def _panel(experiment: Experiment, plan: ChartPlan, cases: Sequence[Case], resul
     for colour, (label, line) in enumerate(_grouped(cases, others), start=1):
         points = [measured_point(experiment, case, name, plan.x, results) for case in line]
         series.append(Series(label or unit.heading, sorted(points, key=lambda point: point.x), colour))
-    heights = [point.y for one in series for point in one.points if point.y is not None]
-    from_zero = not heights or min(heights) < _SMALL_SPAN * max(heights)
 
     def show(value: float) -> str:
         return f"{value:.{unit.decimals}f}"
+
+    papers = sorted({(float(case.settings[plan.x]), case.paper.value) for case in cases if case.paper is not None})
+    if len(papers) == len({x for x, _ in papers}) > 1:  # one line can show them
+        series.append(Series("paper", [Point(x, value, f"{show(value)} at {plan.x} {x:g}") for x, value in papers], 0))
+    heights = [point.y for one in series for point in one.points if point.y is not None]
+    from_zero = not heights or min(heights) < _SMALL_SPAN * max(heights)
 
     axes = Axis(plan.x.replace("-", " "), "{:g}".format), Axis(unit.heading, "{:g}".format, from_zero=from_zero)
     alternative = " ".join([f"{unit.heading} by {plan.x}.", *(in_words(one, show) for one in series)])

@@ -15,6 +15,11 @@ class Metric:
         """Return a value in the metric's unit."""
         return f"{self.scale * value:{'+' if sign else ''}.{self.decimals}f}"
 
+    def write_error(self, value: float) -> str:
+        """Return a standard error in the metric's unit; where its decimals make it 0, its first digit that is not."""
+        written = self.write(value)
+        return written if float(written) or not value else f"{self.scale * value:.1g}"
+
 
 METRICS = {
     "accuracy": Metric("test accuracy of the last model, %", 100, 2),
@@ -34,5 +39,6 @@ METRICS = {
     "ssim": Metric("SSIM", 1, 3),
     "error": Metric("squared error", 1, 5),
     "bound": Metric("bound", 1, 5),
+    "solvable": Metric("share of pixels with an equation, %", 100, 1),
     "ratio": Metric("error over bound", 1, 3),
 }

@@ -65,7 +65,7 @@ def show(shown: Sequence[Shown], command: Sequence[str], console: Console) -> No
     for experiment, lines, origin in found:
         _print_whole(_table(experiment, lines, origin), console)
         if experiment.notes:
-            console.print(experiment.notes, style="dim", highlight=False)
+            console.print(" ".join(experiment.notes.split()), style="dim", highlight=False)
         run = shlex.join([*command, experiment.name if experiment.path in shipped() else str(experiment.path)])
         console.print(f"command: {run}{' --quick' if experiment.quick else ''}\n", highlight=False, soft_wrap=True)
     for experiment, lines, _ in found:
@@ -158,7 +158,7 @@ def _paper(paper: PaperValue | None, metric: Metric, sign: bool) -> str:
 
 
 def _with_error(ours: Estimate, metric: Metric, sign: bool) -> str:
-    error = "" if ours.sem is None else f" \N{PLUS-MINUS SIGN} {metric.write(ours.sem)}"
+    error = "" if ours.sem is None else f" \N{PLUS-MINUS SIGN} {metric.write_error(ours.sem)}"
     return f"{metric.write(ours.mean, sign=sign)}{error}"
 
 
@@ -173,7 +173,7 @@ def bar(experiment: Experiment, line: Line) -> str:
         "experiment": f"{experiment.name}/{line.name}",
         "paper": "none" if line.paper is None else f"{line.paper.value:g}",
         "ours": "none" if ours is None else metric.write(ours.mean),
-        "sem": "none" if ours is None or ours.sem is None else metric.write(ours.sem),
+        "sem": "none" if ours is None or ours.sem is None else metric.write_error(ours.sem),
         "seeds": str(ours.seeds if ours else 0),
     }
     return "BAR " + " ".join(f"{key}={value}" for key, value in figures.items())

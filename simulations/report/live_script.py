@@ -67,7 +67,8 @@ async function look() {
   } catch (error) {
     lost = true;
   }
-  document.querySelector("#live .lost").hidden = !lost;
+  const bar = document.getElementById("live");
+  bar.querySelector(".lost").hidden = !lost || bar.classList.contains("ended");  // then nothing is missed
   tellAge();
   setTimeout(look, pause);
 }

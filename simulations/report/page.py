@@ -23,12 +23,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, word_columns: i
 
     def cells(tag: str, texts: Sequence[str]) -> str:
         kinds = [""] * word_columns + [' class="number"'] * (len(texts) - word_columns)
-        return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+        scope = ' scope="col"' if tag == "th" else ""
+        return "".join(f"<{tag}{scope}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
 
     swatches = [f' class="swatch {colour_class(colour)}"' for colour in colours] or [""] * len(rows)
     body = "".join(f"<tr{swatch}>{cells('td', row)}</tr>" for swatch, row in zip(swatches, rows, strict=True))
     whole = f"<table><thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll" tabindex="0">{whole}</div>'  # tabindex lets a keyboard scroll a wide table
+    return scrolling(whole, f"Table of {', '.join(text for text in head if text)}")
+
+
+def scrolling(content: str, name: str) -> str:
+    """Return HTML that may be wider than the screen, in a box that a keyboard can scroll; ``name`` is for ears."""
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(name)}">{content}</div>'
 
 
 def definitions(items: Sequence[tuple[str, str]]) -> str:
@@ -46,6 +52,11 @@ def figure(chart: Chart, badge: str = "") -> str:
 def section(title: str, body: str) -> str:
     """Return a card; ``body`` is HTML."""
     return f'<section class="card"><h2>{escape(title)}</h2>{body}</section>'
+
+
+def paragraph(text: str) -> str:
+    """Return text as a paragraph, escaped."""
+    return f"<p>{unbroken(text)}</p>"
 
 
 def details(title: str, body: str) -> str:

@@ -15,7 +15,7 @@ from simulations.report import tables, words
 from simulations.report.charts import charts
 from simulations.report.page import definitions, details, document, figure, section, table
 from simulations.report.statement import in_plain_words, privacy_details
-from simulations.report.summary import RunSummary, load_run
+from simulations.report.summary import AUDIT_NAME, RunSummary, load_run
 
 
 def write_report(folders: Sequence[Path], destination: Path) -> Path:
@@ -37,7 +37,7 @@ def report_page(runs: Sequence[RunSummary], *, above: str = "", script: str = ""
         runs = _distinct(runs)
         kind, name, headline = "Comparison", f"{len(runs)} runs compared", words.comparison_headline(runs)
         body = _comparison_body(runs)
-    log = RunFolder(runs[0].folder).log.name
+    sources = [RunFolder(runs[0].folder).log.name, *([AUDIT_NAME] if any(run.audit for run in runs) else [])]
     unfinished = "" if all(run.finished for run in runs) else ' <span class="badge">unfinished</span>'
     origins = "; ".join(
         f"{run.name}: Fedsieve {run.version}, started {run.started:%Y-%m-%d %H:%M} UTC"
@@ -49,7 +49,7 @@ def report_page(runs: Sequence[RunSummary], *, above: str = "", script: str = ""
         name,
         headline,
         body,
-        f"{origins}. Made from {log} alone.",
+        f"{origins}. Made from {' and '.join(sources)} alone.",
         warning=words.warning(runs),
         badges=f"{_badge(runs)}{unfinished}",
         above=above,
@@ -145,7 +145,13 @@ def _tiles(run: RunSummary) -> str:
             _traffic_tile(run, "Uplink", run.uplink, run.dense_uplink),
             _traffic_tile(run, "Downlink", run.downlink, run.dense_downlink),
             _tile(run, "Bits per value", words.bits(run.bits_per_value), words.bits_note(run), None),
-            _tile(run, "Total density", density, f"of {run.parameters:,} parameters per upload", run.total_density),
+            _tile(
+                run,
+                "Total density",
+                density,
+                f"of {run.parameters:,} parameters in an upload, on average",
+                run.total_density,
+            ),
         ]
     )
 

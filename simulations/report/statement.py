@@ -8,8 +8,18 @@ from simulations.report.summary import RunSummary
 
 Statement = list[tuple[str, str]]
 
-_SECRET = "this page and the run's log tell which sites were drawn in which round, which the guarantee needs hidden"
-_WEAK = 10.0  # an epsilon from which on the odds say little; the literature seldom defends more
+_SECRET = (
+    "this page tells how often each site was drawn, and the run's log in which rounds; the guarantee needs both "
+    "hidden, so keep them with the server"
+)
+_ACCOUNTANTS = {
+    "rdp": "rdp (Rényi differential privacy)",
+    "prv": "prv (privacy random variables)",
+    "pld": "pld (privacy loss distributions)",
+}
+# What an epsilon is worth, up to each of these; docs/how-to.md says the same. The literature seldom defends the last.
+_JUDGEMENTS = ((1.0, "a strong promise"), (3.0, "a fair promise"), (10.0, "a weak promise"))
+_NO_PROMISE = "so weak a promise that we would not call it private"
 
 
 def in_plain_words(run: RunSummary) -> Statement:
@@ -22,17 +32,21 @@ def privacy_details(run: RunSummary) -> Statement:
     noise = words.NONE if run.noise_multiplier is None else f"{run.noise_multiplier:.4g}"
     spent = f"{words.guarantee(run).removeprefix('at ')}, the largest over the sites, rounded up"
     unit = run.privacy_unit
+    asked = {key: run.config.get(key, words.NONE) for key in ("sampling-rate", "steps-per-round", "clip-norm")}
+    sampling = (
+        f"{len(run.rounds)} of {run.config.get('rounds', '?')} rounds of {asked['steps-per-round']} steps, each on a "
+        f"share of {asked['sampling-rate']} of the records; clip norm {asked['clip-norm']}; noise multiplier {noise}"
+    )
     statement = [
         ("Guarantee", f"{spent}; planned epsilon {words.epsilon(run.planned_epsilon)}"),
         ("Who is protected", _protected(run)),
     ]
-    if unit == "client":
-        statement.append(("Keep secret", _SECRET))
     statement += [
         ("Unit", f"one {unit}; whoever is behind several of them is protected less"),
         ("Neighbours", run.neighbours),
         ("Method", words.method(run)),
-        ("Accountant", f"{run.accountant}; noise multiplier {noise}"),
+        ("What was accounted", sampling),
+        ("Accountant", _ACCOUNTANTS.get(run.accountant, run.accountant)),
     ]
     if run.published_epsilon is not None:
         theirs = f"the paper's own would say epsilon {run.published_epsilon:.4g}; not a guarantee"
@@ -51,34 +65,67 @@ def _what_ran(run: RunSummary) -> str:
         rounds = f"{rounds} of {run.config.get('rounds', '?')} so far"
     asked = _average([one.asked for one in run.rounds])
     cohort = "" if asked is None or asked == run.sites else f", {asked:.3g} of the sites asked in each on average"
+    simulated = "A simulation: " if run.simulated else ""
     return (
-        f"{run.sites} sites trained one model together (model {model}, {run.parameters:,} parameters; data {data}). "
+        f"{simulated}{run.sites} sites{_records(run)} trained one model together (model {model}, {run.parameters:,} "
+        f"parameters; data {data}). "
         f"Records stay at their sites: what travels is the model, and how far each site wants to move it. {rounds} in "
         f"{words.duration(run.seconds)}{cohort}."
     )
 
 
+def _records(run: RunSummary) -> str:
+    sizes = run.declared_sizes.values()
+    if not sizes:
+        return ""
+    each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    return f" with {each} records each ({sum(sizes):,} in all)"
+
+
 def _what_was_private(run: RunSummary) -> Statement:
     if not run.private:
         return [("What was private", f"nothing: {words.lacks(run)}. Uploads and model may reveal records.")]
-    one = "training record" if run.privacy_unit == "record" else run.privacy_unit
-    where = " of each site" if run.privacy_unit != "client" else ""
-    what = f"each {one}{where}: whether it took part at all, and with that everything about it"
-    seed = (
+    by_client = run.privacy_unit == "client"
+    one = "whole site" if by_client else f"training {run.privacy_unit} of each site"
+    noise = (
         "if these sites were simulated, their noise comes from the run's seed so that results can be repeated, and "
         "whoever knows the seed can take it away; a deployed site draws it in secret"
     )
-    open_to_see = "that a site takes part; how many records it declares; facts about the data as a whole"
-    return [
-        ("What was private", f"{what}."),
-        ("At which epsilon", f"{words.guarantee(run).removeprefix('at ')}, over all rounds. {_odds(run)}"),
-        ("For whom", f"{_protected(run)}."),
-        ("What was not", f"{open_to_see}; a test set of the server. And {seed}."),
+    if run.simulated is not None:
+        who = "the server" if by_client else "a deployed site"
+        noise = (
+            f"this was a simulation: its noise comes from the seed that stands in the configuration below, so that "
+            f"results can be repeated, and whoever knows it can take the noise away; {who} draws it in secret"
+            if run.simulated
+            else "the noise was drawn in secret and is kept nowhere"
+        )
+    open_to_see = (
+        "what a site uploads, from the server, which sees it without noise; facts about all sites as a whole"
+        if by_client
+        else "that a site takes part; how many records it declares; facts about the data as a whole"
+    )
+    statement = [
+        ("What was private", f"each {one}: whether it took part at all, and with that everything about it."),
+        ("At which epsilon", f"{_guarantee(run)}, over all rounds. {_odds(run)}"),
+        ("For whom", f"{_protected(run)}. {_unit(run)}"),
+        ("What was not", f"{open_to_see}; a test set of the server. And {noise}."),
     ]
+    return [*statement, ("Keep secret", f"{_SECRET}.")] if by_client else statement
+
+
+def _guarantee(run: RunSummary) -> str:
+    delta = words.NONE if run.delta is None else words.chance(run.delta)
+    return f"(epsilon {words.spent(run)}, delta {delta}) per {run.privacy_unit}"
+
+
+def _unit(run: RunSummary) -> str:
+    if run.privacy_unit != "record":
+        return ""
+    return "A record is one row of training data, such as one picture; whoever is behind several is protected less."
 
 
 def _odds(run: RunSummary) -> str:
-    """Read epsilon as the factor by which evidence can change odds, rounded up like epsilon itself."""
+    """Read epsilon as the factor by which evidence can improve odds, rounded up like epsilon itself."""
     if run.epsilon is None or not math.isfinite(run.epsilon) or run.delta is None:
         return "How much that is cannot be said yet."
     epsilon = float(words.epsilon(run.epsilon))
@@ -86,10 +133,14 @@ def _odds(run: RunSummary) -> str:
         factor = f"e^{epsilon:g}"
     else:
         factor = f"{math.ceil(math.exp(epsilon)):,}" if epsilon > 3 else f"{math.ceil(100 * math.exp(epsilon)) / 100:g}"
-    weak = " That is a weak promise." if epsilon > _WEAK else ""
+    seen, one = (
+        ("all models of the run", "site") if run.privacy_unit == "client" else ("every upload of a site", "record")
+    )
+    judgement = next((verdict for most, verdict in _JUDGEMENTS if epsilon <= most), _NO_PROMISE)
     return (
-        f"Whoever has seen all of it can change the odds that one {run.privacy_unit} took part by a factor of at most "
-        f"{factor}, but for a chance of {run.delta:g} (delta). Less is more private: epsilon 0 would be perfect.{weak}"
+        f"Somebody who sees {seen} and bets on whether one given {one} was in the training gets odds that are better "
+        f"by a factor of at most {factor}, but for a chance of {words.chance(run.delta)} (delta). That is {judgement}: "
+        "less is more private, and epsilon 0 would be perfect."
     )
 
 

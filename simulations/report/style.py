@@ -42,6 +42,7 @@ DRAWING_STYLE = f"{_VARIABLES}{_MARKS}text{{font-family:{_FONT}}}"
 
 PAGE_STYLE = (
     _VARIABLES
+    + ":root{--shade:#17202c38}@media (prefers-color-scheme:dark){:root{--shade:#000c}}"
     + f"body{{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 {_FONT}}}"
     + """
 *{box-sizing:border-box}
@@ -56,7 +57,7 @@ h2{font-size:1.05rem;line-height:1.3}h3{font-size:1rem;margin-top:1rem;overflow-
 .badge{display:inline-block;font-size:.75rem;font-weight:600;line-height:1.3;padding:.1em .6em;border-radius:1em;
 border:1px solid currentColor;color:var(--muted);white-space:nowrap;vertical-align:.1em}
 .badge.alert{color:var(--alert);background:var(--alert-ground)}
-.warning{padding:.75rem 1rem;border-radius:10px;color:var(--alert);background:var(--alert-ground)}
+.warning{padding:.75rem 1rem;margin-bottom:.9rem;border-radius:10px;color:var(--alert);background:var(--alert-ground)}
 .live{position:sticky;top:0;z-index:1;display:flex;flex-wrap:wrap;gap:.1rem 1rem;padding:.5rem 1.25rem;font-size:.9rem;
 background:var(--card);border-bottom:1px solid var(--rule)}
 .live [role=status]::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.5em;
@@ -78,7 +79,10 @@ background:var(--muted)}
 figure{min-width:0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.35rem 1.25rem}
 dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto;background:linear-gradient(90deg,var(--card) 35%,transparent) 0 0/3rem 100% no-repeat local,
+linear-gradient(270deg,var(--card) 35%,transparent) 100% 0/3rem 100% no-repeat local,
+linear-gradient(90deg,var(--shade),transparent) 0 0/.7rem 100% no-repeat scroll,
+linear-gradient(270deg,var(--shade),transparent) 100% 0/.7rem 100% no-repeat scroll}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.4rem .8rem .4rem 0;border-bottom:1px solid var(--rule);vertical-align:top}
 th{color:var(--muted);font-weight:500;white-space:nowrap}
@@ -90,7 +94,7 @@ summary{cursor:pointer;font-weight:600;overflow-wrap:anywhere}details[open]>summ
 @media (max-width:560px){main{padding:1.5rem .8rem 2rem;gap:.9rem}.tiles{grid-template-columns:1fr 1fr;gap:.7rem}
 .tile,.card,figure{padding:.85rem .9rem}.tile .figure{font-size:1.45rem}
 dl{grid-template-columns:1fr;gap:0}dd{margin-bottom:.6rem}
-td{min-width:3rem}td:first-child{min-width:3.5rem}th,td{padding-right:.6rem}}
+td{min-width:8rem}td:first-child{min-width:5rem}td.number{min-width:0}th,td{padding-right:.6rem}}
 """
     + _MARKS
     + """
@@ -102,6 +106,6 @@ margin-right:.45em}
 .legend .dashed::before{height:0;width:1.3em;border-radius:0;background:none;border-top:2px dashed var(--c);
 vertical-align:.25em}
 .legend .marked::before{width:0;border-radius:0;background:none;border-left:2px dotted var(--alert);margin-left:.35em}
-@media (max-width:560px){.chart text{font-size:14.5px}}
+@media (max-width:560px){.chart text{font-size:16.5px}}
 """
 )

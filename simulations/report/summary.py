@@ -73,7 +73,10 @@ class AuditSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run as far as its log goes; where it has no ``end`` event the totals are those of the rounds so far."""
+    """A run as far as its log goes; where it has no ``end`` event the totals are those of the rounds so far.
+
+    Logs of older versions have no ``declared_sizes``, and do not tell whether the run was ``simulated``.
+    """
 
     folder: Path
     name: str
@@ -91,6 +94,8 @@ class RunSummary:
     privacy_unit: str
     neighbours: str
     sites: int
+    declared_sizes: Mapping[str, int]
+    simulated: bool | None
     planned_epsilon: float | None
     published_epsilon: float | None
     delta: float | None
@@ -191,6 +196,8 @@ def _run(folder: Path, start: Event, round_events: Sequence[Event], end: Event |
         privacy_unit=str(start["privacy_unit"]),
         neighbours=str(start["neighbours"]),
         sites=int(start["sites"]),
+        declared_sizes={str(site): int(size) for site, size in start.get("declared_sizes", ())},
+        simulated=None if "simulated" not in start else start["simulated"] is True,
         planned_epsilon=_number(start["planned_epsilon"]),
         published_epsilon=_number(start.get("published_epsilon")),
         delta=_number(start["config"].get("delta")),

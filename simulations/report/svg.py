@@ -199,7 +199,7 @@ def _height(point: Point) -> float:
 
 def _frame(xs: Iterable[float], ys: Iterable[float], x_axis: Axis, y_axis: Axis) -> _Frame:
     across, up = list(xs), list(ys)
-    ticks = nice_ticks(0.0 if y_axis.from_zero else min(up), max(up))
+    ticks = nice_ticks(min(0.0, *up) if y_axis.from_zero else min(up), max(up))
     # The drawing ends a little above the data, not at the next tick, which may be far up.
     top = max(max(up) + 0.04 * (max(up) - ticks[0]), ticks[1])
     visible = [tick for tick in ticks if tick <= top]

@@ -106,6 +106,7 @@ def site_table(run: RunSummary) -> str:
     rows = [
         [
             one.site,
+            f"{run.declared_sizes[one.site]:,}" if one.site in run.declared_sizes else words.NONE,
             bound or words.epsilon(one.epsilon) if run.private else words.NONE,
             words.in_bytes(one.uplink),
             words.in_bytes(one.downlink),
@@ -115,7 +116,7 @@ def site_table(run: RunSummary) -> str:
         for one in run.site_summaries[:_MOST_SITES]
     ]
     epsilon = "epsilon" if run.private else f"epsilon ({NOT_PRIVATE})"
-    head = ["site", epsilon, "uplink", "downlink", "admitted", "rejected"]
+    head = ["site", "records", epsilon, "uplink", "downlink", "admitted", "rejected"]
     dropped = [[one.site, one.dropped] for one in run.site_summaries if one.dropped]
     away = f"<p>Asked no more:</p>{table(['site', 'why'], dropped, word_columns=2)}" if dropped else ""
     return table(head, rows, word_columns=1) + _more(len(run.site_summaries), _MOST_SITES, "sites") + away

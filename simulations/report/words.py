@@ -71,10 +71,20 @@ def against_dense(cost: int, dense: int) -> str:
     """Compare a number of bytes with that of dense messages."""
     if not cost or not dense:
         return "nothing sent yet"
-    ratio = dense / cost
+    return saving(dense / cost)
+
+
+def saving(ratio: float) -> str:
+    """Say what a ratio of dense bytes to ours means."""
     if 0.995 < ratio < 1.005:
         return "as much as dense"
     return f"{ratio:.3g}x less than dense" if ratio > 1 else f"{1 / ratio:.3g}x more than dense"
+
+
+def chance(probability: float) -> str:
+    """Return a small probability as a share of a round number of cases, where there is one."""
+    cases = round(1 / probability) if 0 < probability <= 0.5 else 0
+    return f"1 in {cases:,}" if cases and abs(probability * cases - 1) < 1e-6 else f"{probability:g}"
 
 
 def loss(value: float | None) -> str:

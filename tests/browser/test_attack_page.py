@@ -20,7 +20,7 @@ def test_its_pictures_and_points_are_shown_and_nobody_is_asked(browser: Browser,
     browser.open(page.as_uri())
     drawn = "return [...document.images].filter(one => one.complete && one.naturalWidth === 28).length"
     assert browser.run(drawn) == browser.count("img") == 2 * 7 * 2
-    assert browser.count("svg.chart") == 3 and browser.count("circle.point") == 3 * 2 * 6
+    assert browser.count("svg.chart") == 4 and browser.count("circle.point") == 4 * 2 * 6
     assert browser.run("return [...document.images].every(one => one.alt)") is True
     asked = [address for address in browser.requests() if not address.startswith("data:")]
     assert asked == [page.as_uri()] and browser.complaints() == []

@@ -33,7 +33,7 @@ def simulated_sites(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_site_introduces_itself() -> None:
     reply = app(message_of(RecordDict(), "query"), context_of(4))
-    assert Introduction.from_content(reply.content) == Introduction(site=4, declared_size=40)
+    assert Introduction.from_content(reply.content) == Introduction(site=4, declared_size=40, simulated=True)
 
 
 def test_a_plan_is_carried_out() -> None:

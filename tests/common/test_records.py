@@ -37,7 +37,8 @@ def test_message_bytes_of_arrays_in_a_reply_that_is_not_ours() -> None:
 
 def test_round_trips() -> None:
     assert Request.from_content(Request(b"a", b"b").to_content()) == Request(b"a", b"b")
-    assert Introduction.from_content(Introduction(3, 50).to_content()) == Introduction(3, 50)
+    for said in (Introduction(3, 50), Introduction(3, 50, simulated=True)):
+        assert Introduction.from_content(said.to_content()) == said
     assert parse_answer(Release(b"xyz").to_content()) == Release(b"xyz")
     assert parse_answer(Refusal("no").to_content()) == Refusal("no")
 
@@ -62,6 +63,6 @@ def test_answers_that_are_none(content: RecordDict) -> None:
 
 @pytest.mark.parametrize(("site", "size"), [(-1, 5), (0, 0), ("0", 5), (True, 5)])
 def test_introductions_that_are_none(site: object, size: object) -> None:
-    content = RecordDict({"fedsieve": ConfigRecord({"site": site, "declared-size": size})})
+    content = RecordDict({"fedsieve": ConfigRecord({"site": site, "declared-size": size, "simulated": True})})
     with pytest.raises(WireError, match="site number"):
         Introduction.from_content(content)

@@ -123,7 +123,9 @@ def test_the_command_writes_a_page_with_the_pictures(tmp_path: Path, capsys: pyt
     page = (tmp_path / "quick" / "linear" / "linear.html").read_text()
     # Of two pictures: the originals and six densities for each of two noise levels.
     assert page.count("<img ") == page.count('src="data:image/png;base64,') == 2 * 7 * 2
-    assert page.count("<svg") == 3 and page.count('<circle class="point"') == 3 * 2 * 6
+    assert page.count("<svg") == 4 and page.count('<circle class="point"') == 4 * 2 * 6
+    assert "a glance: 2 pictures, 1 seed<" in page and "standard error" not in page, "one seed has none"
+    assert "so more is safer" in page and "Each pixel of a picture is one trial" in page
     assert not re.search(r"https?://|@import|url\(|<script|<link", page)
     assert cli.main(arguments) == 0
     assert "12 of 12 runs were done already" in capsys.readouterr().out

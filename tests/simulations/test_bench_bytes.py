@@ -386,7 +386,9 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     html = (out / "bytes.html").read_text()
     assert not re.search(r"https?://|//\w|@import|url\(|<script|<link|<img", html)
-    assert html.count("<svg") == html.count("aria-label") == 10, "two frontiers, four charts for each setting"
+    assert html.count("<svg") == html.count('role="img" aria-label') == 10, (
+        "two frontiers, four charts for each setting"
+    )
     drawing = (out / "frontier.svg").read_text()
     assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
     assert re.findall(r"https?://[^\"]*|@import|url\(", drawing) == ["http://www.w3.org/2000/svg"], "its name space"

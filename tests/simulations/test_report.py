@@ -23,7 +23,7 @@ def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> No
     assert "of 7.00 planned, delta 1e-05" in words
     assert "1.01x more than dense (32 kB)" in words  # downlink
     assert "each record of each site, against everyone who sees the uploads of that site, including the server" in words
-    assert "rdp; noise multiplier 1.127" in words
+    assert "rdp (Rényi differential privacy)" in words and "noise multiplier 1.127" in words
     assert "not private" not in words.lower()
     assert "unfinished" not in words
 
@@ -47,11 +47,11 @@ def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None
 def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(tmp_path: Path) -> None:
     answers = answers_of(tmp_path, finished_run(tmp_path / "run", config={"model": "net", "dataset": "pictures"}))
     assert answers["What ran"].startswith(
-        "2 sites trained one model together (model net, 1,000 parameters; data pictures)"
+        "2 sites with 40 to 120 records each (160 in all) trained one model together (model net, 1,000 parameters; "
     )
     assert answers["What ran"].endswith("4 rounds in 10 s.")
     assert answers["What was private"].startswith("each training record of each site")
-    assert answers["At which epsilon"].startswith("(epsilon 6.00, delta 1e-05) per record, over all rounds.")
+    assert answers["At which epsilon"].startswith("(epsilon 6.00, delta 1 in 100,000) per record, over all")
     assert "by a factor of at most 404," in answers["At which epsilon"], "e^6 = 403.4"
     assert answers["For whom"].startswith(
         "each record of each site, against everyone who sees the uploads of that site"
@@ -62,9 +62,31 @@ def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(t
     assert "2x less than dense up and 1.01x more than dense down" in answers["What it cost"]
 
 
+def test_a_simulation_is_told_from_a_deployment_and_from_an_old_log_that_does_not_say(tmp_path: Path) -> None:
+    def what(**changes: Any) -> dict[str, str]:
+        return answers_of(
+            tmp_path, finished_run(tmp_path / str(len(changes)) / str(changes.get("simulated")), **changes)
+        )
+
+    simulated, deployed = what(simulated=True), what(simulated=False)
+    assert simulated["What ran"].startswith("A simulation: ") and "take the noise away" in simulated["What was not"]
+    assert not deployed["What ran"].startswith("A sim") and "drawn in secret and is kept" in deployed["What was not"]
+    start = start_event()
+    for key in ("simulated", "declared_sizes"):
+        del start[key]
+    old = answers_of(tmp_path, write_log(tmp_path / "old", start, [round_event(1)], end_event(1)))
+    assert "if these sites were simulated" in old["What was not"] and "records each" not in old["What ran"]
+
+
 @pytest.mark.parametrize(
     ("epsilon", "factor"),
-    [(0.5, "at most 1.65,"), (3.001, "at most 21,"), (12.0, "weak promise"), (30, "at most e^30,")],
+    [
+        (0.5, "at most 1.65,"),
+        (3.001, "at most 21,"),
+        (8.0, "is a weak promise"),
+        (12.0, "we would not call it private"),
+        (30, "at most e^30,"),
+    ],
 )
 def test_epsilon_is_read_as_odds_and_never_too_small(tmp_path: Path, epsilon: float, factor: str) -> None:
     folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, epsilon=epsilon))
@@ -76,8 +98,10 @@ def test_plain_words_name_the_unit_and_the_cohort(tmp_path: Path) -> None:
     by_client = answers_of(
         tmp_path, write_log(tmp_path / "run", start_event(privacy_unit="client"), rounds, end_event(2))
     )
-    assert by_client["What was private"].startswith("each client: ")
+    assert by_client["What was private"].startswith("each whole site: whether it took part at all")
     assert "the server is trusted" in by_client["For whom"]
+    assert "that a site takes part" not in by_client["What was not"]
+    assert "without noise" in by_client["What was not"] and "keep them with the server" in by_client["Keep secret"]
     assert "1.5 of the sites asked in each on average" in by_client["What ran"]
     public = answers_of(tmp_path, public_run(tmp_path / "public"))
     assert public["What was private"].startswith("nothing: no clipping, no noise.")
@@ -236,7 +260,7 @@ def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
     words = page.text()
     assert "so far (unfinished, 2 of 4 rounds)" in words
     sites = page.text("td")
-    assert "a at most 3.00 4.2 kB 8.1 kB 2 0 b at most 3.00 4.2 kB 8.1 kB 2 0" in sites, "from the rounds"
+    assert "a 120 at most 3.00 4.2 kB 8.1 kB 2 0 b 40 at most 3.00 4.2 kB 8.1 kB 2 0" in sites, "from the rounds"
 
 
 def test_total_density_of_an_unfinished_run_is_the_plain_mean_over_its_rounds(tmp_path: Path) -> None:
