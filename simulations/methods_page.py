@@ -1,7 +1,7 @@
 """``fedsieve methods``: what each method uploads, protects and costs, from the registry alone."""
 
-from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from common.charges import neighbours_of
@@ -15,13 +15,13 @@ _UPLOADS = {
 
 
 def print_table() -> None:
-    """Print one row per method."""
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("method", "uploads", "unit", "accounting", "what it does (paper)"):
-        table.add_column(heading, no_wrap=heading == "method")
+    """Print what each method does, uploads, protects and how it is accounted: a narrow screen breaks no name."""
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
     for method in METHODS.values():
-        what = f"{method.title} ({method.paper})"
-        table.add_row(method.name, method.uploads, _unit(method), _accounting(method), what)
+        facts = f"uploads {method.uploads}; unit: {_unit(method)}; accounting: {_accounting(method)}"
+        table.add_row(method.name, f"{method.title}\n[dim]{escape(facts)}\n{escape(method.paper)}[/dim]\n")
     console = Console()
     console.print(table, highlight=False)
     console.print("fedsieve simulate --method NAME runs one; fedsieve methods show NAME explains it", highlight=False)

@@ -52,19 +52,31 @@ def add_experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _list(options: argparse.Namespace) -> int:
+    from rich.markup import escape
+    from rich.table import Table
+
     from simulations.experiments import definition
     from simulations.report import words
 
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
     for path in definition.shipped():
         try:
             one = definition.load(path, quick=options.quick)
         except ConfigError as error:
-            print(f"{path.stem}: not available: {error}")
+            table.add_row(path.stem, f"not available: {escape(str(error))}\n")
             continue
+        size = f"{_counted(len(one.cases), 'case')} x {_counted(len(one.seeds), 'seed')}"
         # A glance is smaller than what 'minutes' speaks of; how much smaller, nobody knows.
         cost = "" if options.quick else f", about {words.duration(60 * one.total_minutes)} of one CPU core"
-        print(f"{one.name}: {one.title} ({one.source}); {len(one.cases)} cases x {len(one.seeds)} seeds{cost}")
+        table.add_row(one.name, f"{escape(one.title)}\n[dim]{size}{cost}; {escape(one.source)}[/dim]\n")
+    Console().print(table, highlight=False)
     return 0
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def carry_out_and_show(options: argparse.Namespace, before_showing: Callable[[], None] = lambda: None) -> int:

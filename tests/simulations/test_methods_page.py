@@ -1,5 +1,6 @@
 """``fedsieve methods`` and ``fedsieve simulate --suggest``."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,22 @@ def test_the_table_names_every_method_with_its_upload_unit_and_paper(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    entries = {entry.split()[0]: entry for entry in re.split(r"\n(?=\S)", out)}
     for name, method in METHODS.items():
-        (line,) = [line for line in lines if line.strip().startswith(f"{name} ")]
-        assert method.uploads in line and method.paper in line
-        assert ("NOT PRIVATE" in line) == (not method.private)
+        assert f"uploads {method.uploads};" in entries[name] and method.paper in entries[name]
+        assert ("accounting: NOT PRIVATE" in entries[name]) == (not method.private)
+
+
+def test_a_narrow_screen_cuts_no_word_of_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out and max(map(len, out.splitlines())) <= 80
+    words = set(out.split())
+    assert all(set(method.title.split()) <= words for method in METHODS.values())
 
 
 @pytest.mark.parametrize("name", METHODS)
