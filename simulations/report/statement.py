@@ -92,10 +92,10 @@ def _what_was_private(run: RunSummary) -> Statement:
         "whoever knows the seed can take it away; a deployed site draws it in secret"
     )
     if run.simulated is not None:
-        who = "the server" if by_client else "a deployed site"
+        who = "the server draws" if by_client else "sites draw"
         noise = (
             f"this was a simulation: its noise comes from the seed that stands in the configuration below, so that "
-            f"results can be repeated, and whoever knows it can take the noise away; {who} draws it in secret"
+            f"results can be repeated, and whoever knows it can take the noise away; deployed, {who} it in secret"
             if run.simulated
             else "the noise was drawn in secret and is kept nowhere"
         )
