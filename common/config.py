@@ -78,7 +78,8 @@ class RunConfig:
     rounds_per_epoch: int = _about("rounds that share a mask")
     value_coding: ValueCoding = _about("how a value travels: calibrated (to the noise), f32, f16 or int8")
     grid: float = _about(
-        "step of calibrated values over the std of their noise: 0.5 costs 3.1 bits a value, 1 costs 2.1"
+        "step of calibrated values over the std of their noise: 0.5 costs 3.1 bits a value, 1 costs 2.1 (where the "
+        "unit is the client values have no noise yet: see docs/bytes.md; at most 1)"
     )
     index_coding: IndexCoding = _about("how kept coordinates travel: seed (not at all), raw or compact")
     downlink_coding: ModelCoding = _about("how the model travels: calibrated (differences), f32 or f16")
@@ -137,6 +138,11 @@ class RunConfig:
             self.privacy_unit == "record" or self.weighting == "uniform",
             "weighting",
             "uniform, so that no site counts more than its clip norm, where the privacy unit is the client",
+        )
+        check(
+            self.privacy_unit == "record" or self.value_coding != "calibrated" or self.grid <= 1,
+            "grid",
+            "at most 1 where the privacy unit is the client: coarser rounding makes uploads longer than the clip norm",
         )
         check(self.cohort <= self.sites, "cohort", f"at most the {self.sites} sites")
         check(self.min_cohort <= self.cohort_size, "min_cohort", f"at most the cohort of {self.cohort_size}")

@@ -12,7 +12,7 @@ from common.errors import ConfigError, WireError
 from common.mask import MaskSpec
 from common.methods import Method, method_of
 
-_VERSION = 2
+_VERSION = 3
 _MAX_BYTES = 4096
 LEAST_GRID = 2.0**-6
 LEAST_CLIP_NORM = 1e-6
@@ -27,9 +27,9 @@ class RoundPlan:
     where the ``privacy_unit`` is the record. Where it is the client, C bounds the whole release, and the server adds
     noise of std z C to the sum over a cohort of ``cohort`` sites on average.
     A plan that is not ``private`` has neither clipping nor noise and cannot be charged.
-    ``grid`` is the step of ``calibrated`` values over the std of their noise. ``model_digest`` names the model to start
-    from (``common.broadcast.digest_of``), whose parameters are multiples of ``model_step``, or any numbers where that
-    is 0.
+    ``grid`` is the step of ``calibrated`` values over the std of their noise; ``grid_step`` says what it is over where
+    the unit is the client. ``model_digest`` names the model to start from (``common.broadcast.digest_of``), whose
+    parameters are multiples of ``model_step``, or any numbers where that is 0.
     ``mask_chosen`` names a mask that the server has chosen; ``mask_draws`` masks of ``mask_drawn_kept`` each are the
     ones of a plan with a mask for every step. ``reference_digest`` names a broadcast model of an earlier round that the
     method needs besides; ``standardised`` values are those of gradients less their mean, over their spread.
@@ -160,7 +160,8 @@ class RoundPlan:
 
         Where the unit is the client, a release has no noise yet. Two sizes count then: a site's share of the noise that
         the server adds to the sum, z C / sqrt(cohort), and what a coordinate of a clipped movement is on average,
-        C / sqrt(kept). On a grid of the smaller one rounding at random adds little to either.
+        C / sqrt(kept). On a grid of the smaller one rounding at random adds at most grid^2 / 4 of C^2 to the squared
+        norm of a movement, which the server's own clip takes away again: 2 % of its length at 0.5, 7 % at 1.
         """
         if self.privacy_unit == "client":
             share = min(self.noise_multiplier / math.sqrt(self.cohort), 1 / math.sqrt(self.mask_kept))

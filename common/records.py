@@ -81,7 +81,7 @@ class Introduction:
 
     site: int
     declared_size: int
-    simulated: bool = False
+    simulated: bool
 
     def to_content(self) -> RecordDict:
         """Return it as the content of a reply."""
@@ -97,10 +97,12 @@ class Introduction:
     def from_content(cls, content: RecordDict) -> "Introduction":
         """Parse the content of a query's reply."""
         record = _only_record(content, {"site", "declared-size", "simulated"})
-        site, size = record["site"], record["declared-size"]
+        site, size, simulated = record["site"], record["declared-size"], record["simulated"]
         if type(site) is not int or type(size) is not int or site < 0 or size < 1:
             raise WireError(f"expected a site number >= 0 and a declared size >= 1, got {site!r} and {size!r}")
-        return cls(site, size, record["simulated"] is True)
+        if type(simulated) is not bool:
+            raise WireError(f"expected a site to say whether it is simulated, got {simulated!r}")
+        return cls(site, size, simulated)
 
 
 def parse_answer(content: RecordDict) -> Release | Refusal | ModelWanted:

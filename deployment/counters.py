@@ -76,7 +76,10 @@ def compare(events: Sequence[Event], status: RunStatus) -> Comparison:
     start, end = events[0], events[-1]
     sites = int(start["sites"])
     asked = sum(len(event["cohort"]) for event in events if event["event"] == "round")
-    question, answer = _message(RecordDict(), reply=False), _message(Introduction(0, 1 << 14).to_content(), reply=True)
+    question, answer = (
+        _message(RecordDict(), reply=False),
+        _message(Introduction(0, 1 << 14, simulated=False).to_content(), reply=True),
+    )
     # The envelope of a train message holds the names of its three objects, whatever they weigh.
     train = _message(RecordDict({"fedsieve": ConfigRecord({"plan": b""})}), reply=False)
     trained = _message(RecordDict({"fedsieve": ConfigRecord({"update": b""})}), reply=True)

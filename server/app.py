@@ -69,11 +69,12 @@ def run(
     grid: Grid,
     config: RunConfig,
     listeners: tuple[Listener, ...] = (),
-    randomness: Callable[[int], RoundRandomness] = lambda round_number: SecureRandomness.fresh(),
+    seeded: Callable[[int], RoundRandomness] | None = None,
 ) -> RunResult:
     """Run, or resume, a federation over ``grid`` and return its result.
 
-    ``randomness`` returns the server's own for a round: cohorts and noise where the unit is the client.
+    ``seeded`` returns the server's own randomness for a round, for cohorts and noise where the unit is the client: for
+    simulations alone. Without it they are drawn in secret.
     """
     evaluate = _evaluation(config)
     initial = models.initial_vector(config.model, config.seed)
@@ -105,7 +106,9 @@ def run(
                 dense_uplink=so_far.dense,
             )
         else:
-            _log_start(log, folder, config, policy, noise_multiplier, members, initial, evaluate)
+            by_client = config.privacy_unit == "client"
+            seeded_noise = seeded is not None if by_client else any(member.simulated for member in members)
+            _log_start(log, folder, config, policy, noise_multiplier, members, initial, evaluate, seeded_noise)
 
         def save(model: Values) -> None:
             _checkpoint(state, policy, model, log).save(folder.checkpoint)
@@ -130,7 +133,7 @@ def run(
             log=log,
             evaluate=evaluate,
             save=save,
-            randomness=randomness,
+            randomness=seeded or (lambda round_number: SecureRandomness.fresh()),
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
         return _finish(log, folder, config, policy, state, members, strategy.result(), evaluate)
@@ -241,8 +244,10 @@ def _log_start(
     members: list[Member],
     initial: Values,
     evaluate: Callable[[Values], Score | None],
+    seeded_noise: bool,
 ) -> None:
     score = evaluate(initial)
+    by_client = config.privacy_unit == "client"  # whose sites' sizes are as private as all else about them
     log.write(
         "run",
         name=folder.name,
@@ -260,8 +265,8 @@ def _log_start(
         privacy_unit=config.privacy_unit,
         neighbours=neighbours_of(config.privacy_unit),
         sites=len(members),
-        declared_sizes=[[member.site, member.declared_size] for member in members],
-        simulated=any(member.simulated for member in members),
+        declared_sizes=[] if by_client else [[member.site, member.declared_size] for member in members],
+        seeded_noise=seeded_noise,
         planned_epsilon=config.epsilon if config.is_private else None,
         published_epsilon=_published_epsilon(config, policy, noise_multiplier, members),
         initial_accuracy=score.accuracy if score else None,

@@ -21,7 +21,7 @@ class Member:
     site: int
     node_id: int
     declared_size: int
-    simulated: bool = False
+    simulated: bool
 
 
 def join(grid: Grid, sites: int, timeout: float) -> list[Member]:

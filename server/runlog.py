@@ -5,9 +5,10 @@ Events, in the order in which they appear (all sizes in bytes, all times in seco
 ``run``     first line. name, version, time (Unix), config (every run-config key), parameters (d), private,
             noise_multiplier, value_coding, downlink_coding (as used), grid_entropy_bits (what a value costs that is
             noise alone; null where it is not calibrated to noise of its own), accountant, privacy_unit, neighbours,
-            sites (how many joined), declared_sizes (list of [site, its public number of records]), simulated (bool: the
-            noise of sites comes from the seed), planned_epsilon, published_epsilon (what the method's paper would say
-            instead; null where it says the same), initial_accuracy, initial_loss (null without a test set)
+            sites (how many joined), declared_sizes (list of [site, its public number of records]; empty where the
+            unit is the client), seeded_noise (bool: it comes from the seed, as in simulations), planned_epsilon,
+            published_epsilon (what the method's paper would say instead; null where it says the same),
+            initial_accuracy, initial_loss (null without a test set)
 ``resume``  a stopped run went on. round (the first one that is run again or for the first time), time,
             uplink, downlink, dense_uplink (totals of the rounds before)
 ``round``   round (from 1), epoch (from 0), density, kept, cohort (list of sites asked), admitted (how many),

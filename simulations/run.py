@@ -55,7 +55,7 @@ def simulate(config: RunConfig, engine: Engine, listeners: tuple[Listener, ...] 
     grid = _open_grid(config, dataset, engine)
     try:
         return run_server(
-            grid, config, listeners, lambda number: SeededRandomness(config.seed, _SERVER).for_round("", number)
+            grid, config, listeners, seeded=lambda number: SeededRandomness(config.seed, _SERVER).for_round("", number)
         )
     finally:
         grid.close()

@@ -23,7 +23,7 @@ def start_event(**changes: Any) -> dict[str, Any]:
         "neighbours": "add or remove one record",
         "sites": 2,
         "declared_sizes": [["a", 120], ["b", 40]],
-        "simulated": False,
+        "seeded_noise": False,
         "planned_epsilon": 7.0,
         "initial_accuracy": 0.1,
         "initial_loss": 2.3,

@@ -105,7 +105,7 @@ def play_bare_loop(config: RunConfig, round_done: RoundDone) -> Values:
     torch.set_num_threads(1)
     dataset = datasets.load(config.dataset)
     shares = split(dataset.train_targets, config.sites, config.partition, config.seed)
-    members = [Member(site, site, share.size) for site, share in enumerate(shares)]
+    members = [Member(site, site, share.size, simulated=True) for site, share in enumerate(shares)]
     current = torch.from_numpy(models.initial_vector(config.model, config.seed))
     model = models.build(config.model)
     optimizer = torch.optim.SGD(model.parameters(), config.learning_rate)
@@ -156,7 +156,7 @@ def play_flower(config: RunConfig, round_done: RoundDone) -> Values:
         while len(list(grid.get_node_ids())) < sites:
             time.sleep(0.1)
         # Flower numbers its partitions in the order in which it made the nodes.
-        return [Member(site, node, declared_size=1) for site, node in enumerate(grid.state.nodes)]  # type: ignore[attr-defined]
+        return [Member(site, node, declared_size=1, simulated=True) for site, node in enumerate(grid.state.nodes)]  # type: ignore[attr-defined]
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -39,7 +39,7 @@ from simulations.experiments.metrics import METRICS
 FOLDER = Path(__file__).parent
 _KEYS = {"title", "source", "measure", "metrics", "seeds", "minutes", "notes", "rows"}
 _TABLES = {"settings", "grid", "paper", "differences", "chart", "quick"}
-_LABEL = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_LABEL = re.compile(r"[a-z0-9][a-z0-9.-]{0,39}")
 
 Settings = Mapping[str, ConfigValue]
 
@@ -153,9 +153,7 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
     differences = tuple(_difference(name, one, names) for name, one in _table(raw, "differences").items())
     if clash := sorted(names & {difference.name for difference in differences}):
         raise ConfigError(f"[differences] has {clash[0]!r}, which is a case: choose another name")
-    rows = _typed(raw, "rows", str) if "rows" in raw else None
-    if rows is not None and rows not in _table(raw, "grid"):
-        raise ConfigError(f"expected 'rows' to be an axis, one of {', '.join(_table(raw, 'grid'))}, got {rows!r}")
+    rows = _rows(raw, papers) if "rows" in raw else None
     minutes = _typed(raw, "minutes", float)
     if not minutes > 0:
         raise ConfigError(f"expected 'minutes' above 0, got {minutes}")
@@ -172,7 +170,7 @@ def _experiment(path: Path, raw: Mapping[str, Any], quick: bool) -> Experiment:
         rows=rows,
         cases=cases,
         differences=differences,
-        chart=_chart(_table(raw, "chart"), _table(raw, "grid")) if "chart" in raw else None,
+        chart=_chart(_table(raw, "chart"), _table(raw, "grid"), _table(raw, "quick")) if "chart" in raw else None,
         quick=quick,
     )
 
@@ -214,17 +212,30 @@ def _axis(name: str, points: Any) -> Mapping[str, Settings]:
         )
     for label in points:
         if not _LABEL.fullmatch(label):
-            raise ConfigError(f"expected labels of a-z, 0-9, '.' and '-', got {label!r} in [grid.{name}]")
+            raise ConfigError(f"expected labels of a-z, 0-9, '.' and '-', 40 at most, got {label!r} in [grid.{name}]")
     return points
 
 
-def _chart(raw: Mapping[str, Any], grid: Mapping[str, Any]) -> ChartPlan:
+def _rows(raw: Mapping[str, Any], papers: Mapping[str, PaperValue]) -> str:
+    rows, grid = _typed(raw, "rows", str), _table(raw, "grid")
+    if rows not in grid or len(grid) < 2:
+        raise ConfigError(f"expected 'rows' to be one of several axes, which are {', '.join(grid)}, got {rows!r}")
+    if papers:
+        raise ConfigError(
+            f"tables with 'rows' = {rows!r} have no place for values of [paper]: leave out one of the two"
+        )
+    return rows
+
+
+def _chart(raw: Mapping[str, Any], grid: Mapping[str, Any], glance: Settings) -> ChartPlan:
     if not {"x"} <= raw.keys() <= {"x", "panels"}:
         raise ConfigError(f"expected [chart] with 'x' = a setting, and perhaps 'panels' = an axis, got {dict(raw)}")
     x, panels = _typed(raw, "x", str), _typed(raw, "panels", str) if "panels" in raw else None
     along = [name for name, points in grid.items() if all(_is_number(point.get(x)) for point in points.values())]
     if not along:
         raise ConfigError(f"expected 'x' of [chart] to be a setting to which an axis gives numbers, got {x!r}")
+    if x in glance:
+        raise ConfigError(f"[quick] sets {x!r}, which is the 'x' of [chart]: all points would be in one place")
     if panels is not None and panels not in grid.keys() - {along[0]}:
         raise ConfigError(f"expected 'panels' of [chart] to be another axis than {along[0]!r}, got {panels!r}")
     return ChartPlan(x, along[0], panels)

@@ -134,5 +134,6 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     """Return mean and standard error; None where nothing was measured."""
     if not values:
         return None
-    sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    known = len(values) > 1 and all(math.isfinite(value) for value in values)  # a run may have diverged
+    sem = statistics.stdev(values) / math.sqrt(len(values)) if known else None
     return Estimate(statistics.fmean(values), sem, len(values))

@@ -120,14 +120,18 @@ def _tables_by_metric(experiment: Experiment, axis: str, lines: Sequence[Line]) 
         rows = []
         for label, found in places.items():
             cells = [found[place].ours.get(metric) for place in columns]
-            rows.append([label, *(_cell(cell, METRICS[metric], with_error=not number) for cell in cells)])
+            asked = len(experiment.seeds)
+            rows.append([label, *(_cell(cell, METRICS[metric], asked, with_error=not number) for cell in cells)])
         yield markdown([METRICS[metric].heading, *columns], rows)
 
 
-def _cell(ours: Estimate | None, metric: Metric, *, with_error: bool) -> str:
+def _cell(ours: Estimate | None, metric: Metric, asked: int, *, with_error: bool) -> str:
+    """Return a figure, with its error and, where some of the seeds are missing, how many there are."""
     if ours is None:
         return _NONE
-    return _with_error(ours, metric, False) if with_error else metric.write(ours.mean)
+    if not with_error:
+        return metric.write(ours.mean)
+    return _with_error(ours, metric, False) + ("" if ours.seeds == asked else f" ({ours.seeds} of {asked} seeds)")
 
 
 def _head(experiment: Experiment) -> list[str]:

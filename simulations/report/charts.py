@@ -128,15 +128,18 @@ def _traffic_chart(
 ) -> Chart:
     title, axis = f"{direction} per round", Axis("bytes", words.in_bytes)
     colours = {run.label: colour for colour, run in enumerate(runs, start=1)}
-    prices = {tuple((one.number, dense(one)) for one in run.rounds): run for run in runs if run.rounds}
-    own = [run.label for run in prices.values()] if len(prices) > 1 else [""]
+    prices: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    for run in runs:
+        if run.rounds:
+            prices.setdefault(tuple((one.number, dense(one)) for one in run.rounds), []).append(run.label)
     levels = [
         Series(
-            f"dense, 4 bytes per parameter{f': {label}' if label else ''}",
+            "dense, 4 bytes per parameter" + (f": {', '.join(labels)}" if len(prices) > 1 else ""),
             [Point(number, price, words.in_bytes(price)) for number, price in price_list],
-            colours[label] if label else 0,
+            colours[labels[0]] if len(prices) > 1 else 0,
+            dashed=True,
         )
-        for label, price_list in zip(own, prices, strict=False)
+        for price_list, labels in prices.items()
     ]
     totals = [
         Series(
@@ -158,7 +161,7 @@ def _traffic_chart(
     alternative = _alternative(runs, title, totals, words.in_bytes, levels)
     if len(runs) > 1:
         drawing = line_chart(alternative, totals, _ROUND_AXIS, axis, levels=levels, marks=_marks(runs))
-        return Chart(title, note, drawing, [*totals, *(levels if len(levels) == 1 else [])])
+        return Chart(title, note, drawing, [*totals, *levels])
     amounts = {name: [getattr(traffic(one), name) for one in runs[0].rounds] for name in PARTS}
     bars = [
         Bar(one.number, parts, _bar_tip(one, dict(zip(PARTS, parts, strict=True)), dense(one)))

@@ -22,7 +22,7 @@ _STYLE = (
 
 
 def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
-    """Return the charts side by side with one key, that of the first; the words are escaped here.
+    """Return the charts side by side with one key to all of them; the words are escaped here.
 
     The drawing brings its own ground: the page that shows it may be light where the reader's system is dark.
     """
@@ -33,7 +33,7 @@ def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
     )
     notes_top = 12 + _TITLE_ROW * len(titles)
     head = notes_top + _NOTE_ROW * len(notes) + 7
-    keys = charts[0].legend
+    keys = list({(one.label, one.colour): one for chart in charts for one in chart.legend}.values())
     key_top = head + _PANEL_HEAD + HEIGHT + 30
     height = key_top + -(-len(keys) // _KEY_COLUMNS) * _KEY_ROW
     parts = [

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from common.methods import METHODS
 from simulations.report import words
 from simulations.report.summary import RunSummary
 
@@ -32,20 +33,19 @@ def privacy_details(run: RunSummary) -> Statement:
     noise = words.NONE if run.noise_multiplier is None else f"{run.noise_multiplier:.4g}"
     spent = f"{words.guarantee(run).removeprefix('at ')}, the largest over the sites, rounded up"
     unit = run.privacy_unit
-    asked = {key: run.config.get(key, words.NONE) for key in ("sampling-rate", "steps-per-round", "clip-norm")}
-    sampling = (
-        f"{len(run.rounds)} of {run.config.get('rounds', '?')} rounds of {asked['steps-per-round']} steps, each on a "
-        f"share of {asked['sampling-rate']} of the records; clip norm {asked['clip-norm']}; noise multiplier {noise}"
-    )
     statement = [
         ("Guarantee", f"{spent}; planned epsilon {words.epsilon(run.planned_epsilon)}"),
         ("Who is protected", _protected(run)),
     ]
+    if unit == "client":
+        statement.append(("Keep secret", _SECRET))
+    if run.seeded_noise is not None:
+        statement.append(("Noise", "from the seed: a simulation" if run.seeded_noise else "drawn in secret"))
     statement += [
         ("Unit", f"one {unit}; whoever is behind several of them is protected less"),
         ("Neighbours", run.neighbours),
         ("Method", words.method(run)),
-        ("What was accounted", sampling),
+        ("What was accounted", _accounted(run, noise)),
         ("Accountant", _ACCOUNTANTS.get(run.accountant, run.accountant)),
     ]
     if run.published_epsilon is not None:
@@ -58,6 +58,26 @@ def privacy_details(run: RunSummary) -> Statement:
     return statement
 
 
+def _accounted(run: RunSummary, noise: str) -> str:
+    """Say what is added up; each method's own charge has its name in the registry."""
+    asked = {key: run.config.get(key, words.NONE) for key in ("sampling-rate", "steps-per-round", "clip-norm")}
+    limits = f"clip norm {asked['clip-norm']}, noise multiplier {noise}"
+    if run.privacy_unit == "client":
+        cohort = run.config.get("cohort", "0")
+        drawn = (
+            "in each of which all sites are asked"
+            if cohort == "0"
+            else f"each with about {cohort} sites drawn in secret"
+        )
+        return f"{len(run.rounds)} rounds, {drawn} of {run.sites}; the sum of their movements: {limits}"
+    name = run.config.get("method", "random")
+    accounting = METHODS[name].accounting if name in METHODS else name
+    return (
+        f"{accounting}; {asked['steps-per-round']} steps for each round that a site was asked in, each on a sample "
+        f"that a record is in with a chance of {asked['sampling-rate']}; {limits}"
+    )
+
+
 def _what_ran(run: RunSummary) -> str:
     model, data = run.config.get("model", "unnamed"), run.config.get("dataset", "unnamed")
     rounds = "1 round" if len(run.rounds) == 1 else f"{len(run.rounds)} rounds"
@@ -65,7 +85,7 @@ def _what_ran(run: RunSummary) -> str:
         rounds = f"{rounds} of {run.config.get('rounds', '?')} so far"
     asked = _average([one.asked for one in run.rounds])
     cohort = "" if asked is None or asked == run.sites else f", {asked:.3g} of the sites asked in each on average"
-    simulated = "A simulation: " if run.simulated else ""
+    simulated = "A simulation: " if run.seeded_noise else ""
     return (
         f"{simulated}{run.sites} sites{_records(run)} trained one model together (model {model}, {run.parameters:,} "
         f"parameters; data {data}). "
@@ -79,7 +99,8 @@ def _records(run: RunSummary) -> str:
     if not sizes:
         return ""
     each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
-    return f" with {each} records each ({sum(sizes):,} in all)"
+    records = "record" if each == "1" else "records"
+    return f" that declare {each} {records} each ({sum(sizes):,} in all)"
 
 
 def _what_was_private(run: RunSummary) -> Statement:
@@ -91,12 +112,12 @@ def _what_was_private(run: RunSummary) -> Statement:
         "if these sites were simulated, their noise comes from the run's seed so that results can be repeated, and "
         "whoever knows the seed can take it away; a deployed site draws it in secret"
     )
-    if run.simulated is not None:
+    if run.seeded_noise is not None:
         who = "the server draws" if by_client else "sites draw"
         noise = (
             f"this was a simulation: its noise comes from the seed that stands in the configuration below, so that "
             f"results can be repeated, and whoever knows it can take the noise away; deployed, {who} it in secret"
-            if run.simulated
+            if run.seeded_noise
             else "the noise was drawn in secret and is kept nowhere"
         )
     open_to_see = (

@@ -75,7 +75,8 @@ class AuditSummary:
 class RunSummary:
     """A run as far as its log goes; where it has no ``end`` event the totals are those of the rounds so far.
 
-    Logs of older versions have no ``declared_sizes``, and do not tell whether the run was ``simulated``.
+    Logs of older versions have no ``declared_sizes``, and do not tell whether their noise was seeded; where the unit is
+    the client no log has the sizes.
     """
 
     folder: Path
@@ -95,7 +96,7 @@ class RunSummary:
     neighbours: str
     sites: int
     declared_sizes: Mapping[str, int]
-    simulated: bool | None
+    seeded_noise: bool | None
     planned_epsilon: float | None
     published_epsilon: float | None
     delta: float | None
@@ -196,8 +197,8 @@ def _run(folder: Path, start: Event, round_events: Sequence[Event], end: Event |
         privacy_unit=str(start["privacy_unit"]),
         neighbours=str(start["neighbours"]),
         sites=int(start["sites"]),
-        declared_sizes={str(site): int(size) for site, size in start.get("declared_sizes", ())},
-        simulated=None if "simulated" not in start else start["simulated"] is True,
+        declared_sizes={str(site): int(size) for site, size in start.get("declared_sizes") or ()},
+        seeded_noise=None if "seeded_noise" not in start else start["seeded_noise"] is not False,
         planned_epsilon=_number(start["planned_epsilon"]),
         published_epsilon=_number(start.get("published_epsilon")),
         delta=_number(start["config"].get("delta")),

@@ -36,13 +36,14 @@ class Point:
 class Series:
     """Measurements that belong together. ``colour`` counts from 1 and wraps round; 0 is the neutral colour.
 
-    ``steps`` keeps the line level up to the next measurement, for what can only jump.
+    ``steps`` keeps the line level up to the next measurement, for what can only jump; ``dashed`` is for the key.
     """
 
     label: str
     points: Sequence[Point]
     colour: int
     steps: bool = False
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +177,13 @@ def colour_class(colour: int) -> str:
 
 
 def legend_list(series: Sequence[Series], marks: str = "") -> str:
-    """Return the key to the colours as HTML; a single series needs none. Neutral series are the dashed ones.
+    """Return the key to the colours as HTML; a single series needs none. Neutral series are always dashed.
 
     ``marks`` says what the vertical marks mean, if there are any.
     """
     if len(series) < 2 and not marks:
         return ""
-    kinds = [colour_class(one.colour) + ("" if one.colour else " dashed") for one in series]
+    kinds = [colour_class(one.colour) + ("" if one.colour and not one.dashed else " dashed") for one in series]
     keys = "".join(f'<li class="{kind}">{escape(one.label)}</li>' for kind, one in zip(kinds, series, strict=True))
     keys += f'<li class="marked">{escape(marks)}</li>' if marks else ""
     return f'<ul class="legend">{keys}</ul>'

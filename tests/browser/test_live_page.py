@@ -138,7 +138,8 @@ def test_a_real_simulation_is_followed_from_before_its_beginning_to_its_end(brow
         assert simulation.returncode == 0, simulation.stderr
         _until(_bar(browser), "The run has ended: 5 of 5 rounds.")
         assert browser.count("circle.point") == 4 * 5 and browser.count("g.bar") == 2 * 5
-        assert "A simulation: 3 sites with 80 records each (240 in all) trained one model together" in browser.text(
-            "dl"
+        assert (
+            "A simulation: 3 sites that declare 80 records each (240 in all) trained one model together"
+            in browser.text("dl")
         )
         assert browser.complaints() == []

@@ -85,7 +85,7 @@ def test_impossible_plans_cannot_be_made(changes: dict[str, object]) -> None:
         b"not json",
         b"\xff\xfe",
         PLAN.to_bytes()[:-1],
-        PLAN.to_bytes().replace(b'"v":2', b'"v":3'),
+        PLAN.to_bytes().replace(b'"v":3', b'"v":2'),
         PLAN.to_bytes().replace(b'"steps":1', b'"steps":"1"'),
         PLAN.to_bytes().replace(b'"steps":1', b'"steps":true'),
         PLAN.to_bytes().replace(b'"steps":1', b'"steps":0'),

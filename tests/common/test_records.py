@@ -37,7 +37,7 @@ def test_message_bytes_of_arrays_in_a_reply_that_is_not_ours() -> None:
 
 def test_round_trips() -> None:
     assert Request.from_content(Request(b"a", b"b").to_content()) == Request(b"a", b"b")
-    for said in (Introduction(3, 50), Introduction(3, 50, simulated=True)):
+    for said in (Introduction(3, 50, simulated=False), Introduction(3, 50, simulated=True)):
         assert Introduction.from_content(said.to_content()) == said
     assert parse_answer(Release(b"xyz").to_content()) == Release(b"xyz")
     assert parse_answer(Refusal("no").to_content()) == Refusal("no")
@@ -65,4 +65,11 @@ def test_answers_that_are_none(content: RecordDict) -> None:
 def test_introductions_that_are_none(site: object, size: object) -> None:
     content = RecordDict({"fedsieve": ConfigRecord({"site": site, "declared-size": size, "simulated": True})})
     with pytest.raises(WireError, match="site number"):
+        Introduction.from_content(content)
+
+
+@pytest.mark.parametrize("simulated", [1, "yes", 0, [True]])
+def test_a_site_that_does_not_say_whether_it_is_simulated_is_refused(simulated: object) -> None:
+    content = RecordDict({"fedsieve": ConfigRecord({"site": 1, "declared-size": 5, "simulated": simulated})})
+    with pytest.raises(WireError, match="whether it is simulated, got"):
         Introduction.from_content(content)

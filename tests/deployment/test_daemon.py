@@ -114,7 +114,7 @@ def test_the_shim_carries_bytes_to_the_daemon_and_back(tmp_path: Path, access: A
         return app(Message(content, 2, kind), context).content
 
     with serving(tmp_path, access):
-        assert Introduction.from_content(ask(RecordDict(), "query")) == Introduction(4, 240)
+        assert Introduction.from_content(ask(RecordDict(), "query")) == Introduction(4, 240, simulated=False)
         assert isinstance(parse_answer(ask(Request(*request()).to_content(), "train")), Release)
         refusal = parse_answer(ask(Request(*request(2, private=False)).to_content(), "train"))
         assert isinstance(refusal, Refusal) and refusal.for_good and "not private" in refusal.reason

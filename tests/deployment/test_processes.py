@@ -38,6 +38,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_a_deployment_gives_the_model_of_the_simulation_and_counts_its_bytes(running: Running, tmp_path: Path) -> None:
     status = running.run("whole")
     assert running.model("whole") == running.simulated(tmp_path)
+    (start,) = running.events("whole", "run")
+    assert start["seeded_noise"] is False and start["declared_sizes"] == [[0, 120], [1, 120]]
     assert [running.site(number).status().entries for number in (0, 1)] == [3, 3]
     comparison = compare(running.events("whole"), status)
     print(comparison.table())

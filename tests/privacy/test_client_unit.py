@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from client.app import app
 from client.dpsgd import train_round
 from client.site import Site, Workbench
 from common.accounting import epsilon_of
@@ -20,8 +21,11 @@ from common.errors import ConfigError
 from common.models import FlatModel, build, initial_vector
 from common.randomness import SecureRandomness
 from server.aggregate import noisy_mean
+from server.app import run as run_server
 from server.federation import Member, draw_secret_cohort
 from server.runlog import Event, read_events
+from simulations import sites
+from simulations.grid import InProcessGrid
 from simulations.run import Engine, simulate
 from simulations.seeded import SeededRandomness
 from tests.support import SMALL_MODEL, silent, site_data, small_config, small_dataset, small_plan
@@ -78,6 +82,44 @@ def test_rounding_at_random_has_the_mean_of_the_value_and_little_variance() -> N
     ]
 
 
+def test_noise_of_the_server_is_secret_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    """Flower's own engine simulates sites, but the server draws as in a deployment."""
+    config = small_config(tmp_path, privacy_unit="client", cohort=3, rounds=1)
+    sites.provide(sites.SimulatedSites.of(config, config.sites))
+    folder = run_server(InProcessGrid(app, config.sites, config.to_mapping()), config).folder
+    assert events_of(folder, "run")[0]["seeded_noise"] is False
+
+
+def test_the_grid_is_of_the_smaller_of_noise_share_and_movement() -> None:
+    def step(noise_multiplier: float, cohort: float) -> float:
+        return small_plan(
+            200, privacy_unit="client", clip_norm=2.0, noise_multiplier=noise_multiplier, cohort=cohort, grid=0.25
+        ).grid_step(1)
+
+    assert step(5.0, 4.0) == pytest.approx(0.25 * 2.0 / 10)  # 100 kept
+    assert step(0.02, 4.0) == pytest.approx(0.25 * 2.0 * 0.01)
+
+
+def test_coarser_grids_are_refused_where_uploads_carry_no_noise(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"at most 1 where the privacy unit is the client.*grid=1\.01"):
+        small_config(tmp_path, privacy_unit="client", grid=1.01)
+    small_config(tmp_path, privacy_unit="client", grid=1.0)
+    small_config(tmp_path, privacy_unit="client", grid=2.0, value_coding="f32")
+
+
+@pytest.mark.parametrize(("grid", "kept_length"), [(0.5, 0.98), (1.0, 0.926)])
+def test_what_the_server_averages_points_where_the_site_moved(grid: float, kept_length: float) -> None:
+    """Its clip makes up for the rounding: a movement is a little shorter, and turned nowhere on average."""
+    rng = np.random.default_rng(2)
+    movement = rng.standard_normal(5000)
+    movement = (movement / np.linalg.norm(movement)).astype(np.float32)
+    step = grid / np.sqrt(movement.size)
+    rounded = [rounded_at_random(movement, step, rng.random(movement.size)) for _ in range(400)]
+    mean = noisy_mean(rounded, movement.size, 1.0, 0.0, 400.0, silent())
+    assert mean @ movement == pytest.approx(kept_length, abs=0.01)
+    assert np.linalg.norm(mean - (mean @ movement) * movement) < 0.05
+
+
 @pytest.mark.parametrize("cohort", [1.0, 100.0])
 def test_a_calibrated_release_is_the_movement_but_for_a_small_unbiased_error(cohort: float) -> None:
     """No noise hides it yet: to the nearest multiple of the noise's size it would be all zeros."""
@@ -119,7 +161,7 @@ def test_the_server_adds_the_promised_noise_even_to_an_empty_round() -> None:
 
 
 def test_cohorts_are_drawn_independently_and_in_secret() -> None:
-    members = [Member(site, site, 10) for site in range(50)]
+    members = [Member(site, site, 10, simulated=True) for site in range(50)]
     randomness = SecureRandomness.fresh()
     drawn = np.zeros((2000, 50))
     for row in drawn:
@@ -137,6 +179,7 @@ def test_a_run_accounts_every_site_for_every_round_and_names_the_unit(tmp_path: 
     result = simulate(config, Engine(in_process=True))
     (start,), (end,) = events_of(result.folder, "run"), events_of(result.folder, "end")
     assert start["privacy_unit"] == "client" and "site" in start["neighbours"]
+    assert start["seeded_noise"] is True and start["declared_sizes"] == [], "the sizes of sites are private too"
     expected = epsilon_of((Charge(start["noise_multiplier"], 0.5, 5),), config.delta)
     assert {row["epsilon"] for row in end["sites"]} == {expected} and 7.9 < expected <= 8
     assert len({len(event["cohort"]) for event in events_of(result.folder, "round")}) > 1  # Poisson

@@ -112,12 +112,18 @@ def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
         ('of = "eps8-rs"', 'of = "rs"', r"'gain' speaks of 'rs'"),
         ("gain =", "eps1-rs =", r"which is a case"),
         ("rs = { final-density = 0.3 }", "rs = { epsilon = 0.3 }", r"two axes of the grid set 'epsilon'"),
-        ("rs = { final", "'r s' = { final", r"expected labels of a-z, 0-9, '\.' and '-', got 'r s'"),
+        ("rs = { final", "'r s' = { final", r"expected labels of a-z, 0-9, '\.' and '-', 40 at most, got 'r s'"),
         ("minutes = 0.1", "minutes = 0", r"expected 'minutes' above 0"),
         ("title =", "titel =", r"unknown key 'titel'"),
         ("title =", "title", r"cannot read the experiment"),
         ('source = "none"', 'source = "none"\nmeasure = "guess"', r"'measure' to be one of run"),
-        ("title =", 'rows = "sites"\ntitle =', r"expected 'rows' to be an axis, one of epsilon, method, got 'sites'"),
+        (
+            "title =",
+            'rows = "sites"\ntitle =',
+            r"'rows' to be one of several axes, which are epsilon, method, got 'sites'",
+        ),
+        ("title =", 'rows = "method"\ntitle =', r"'rows' = 'method' have no place for values of \[paper\]"),
+        ("[quick]", '[chart]\nx = "epsilon"\n[quick]\nepsilon = 2.0', r"\[quick\] sets 'epsilon', which is the 'x'"),
         ("[quick]", '[chart]\npanels = "method"\n[quick]', r"expected \[chart\] with 'x' = a setting"),
         ("[quick]", '[chart]\nx = "rounds"\n[quick]', r"a setting to which an axis gives numbers, got 'rounds'"),
         (
@@ -383,16 +389,17 @@ def test_the_figure_has_a_point_for_every_case_and_a_bar_for_its_error(tmp_path:
 
 
 def test_tables_of_the_docs_may_have_an_axis_as_rows(tmp_path: Path) -> None:
-    experiment = load(_file(tmp_path, 'rows = "method"\n' + _TINY))
+    papers = "[paper]\neps1-rs = { value = 50.0, sem = 1.0 }\neps8-rs = 60\n"
+    experiment = load(_file(tmp_path, 'rows = "method"\n' + _TINY.replace(papers, "")))
     with Results(None) as results:
         for case in experiment.cases:
-            for seed in experiment.seeds if case.name != "eps8-dense" else ():
+            for seed in {"eps8-dense": (), "eps1-dense": (2,)}.get(case.name, experiment.seeds):
                 figures = {"accuracy": 0.5 + 0.02 * seed, "tail_accuracy": 0.25, "uplink": 3e6}
                 results.keep(experiment, case, seed, figures, 1.0)
         assert markdown_table(experiment, results).splitlines() == [
             "| test accuracy of the last model, % | eps1 | eps8 |",
             "| --- | ---: | ---: |",
-            "| dense | 53.00 \N{PLUS-MINUS SIGN} 1.00 | - |",
+            "| dense | 54.00 (1 of 2 seeds) | - |",
             "| rs | 53.00 \N{PLUS-MINUS SIGN} 1.00 | 53.00 \N{PLUS-MINUS SIGN} 1.00 |",
             "",
             "| test accuracy, mean of the last 5 evaluations, % | eps1 | eps8 |",

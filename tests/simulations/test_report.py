@@ -47,7 +47,7 @@ def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None
 def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(tmp_path: Path) -> None:
     answers = answers_of(tmp_path, finished_run(tmp_path / "run", config={"model": "net", "dataset": "pictures"}))
     assert answers["What ran"].startswith(
-        "2 sites with 40 to 120 records each (160 in all) trained one model together (model net, 1,000 parameters; "
+        "2 sites that declare 40 to 120 records each (160 in all) trained one model together (model net, "
     )
     assert answers["What ran"].endswith("4 rounds in 10 s.")
     assert answers["What was private"].startswith("each training record of each site")
@@ -65,17 +65,74 @@ def test_a_stranger_learns_what_was_private_how_much_for_whom_and_at_what_cost(t
 def test_a_simulation_is_told_from_a_deployment_and_from_an_old_log_that_does_not_say(tmp_path: Path) -> None:
     def what(**changes: Any) -> dict[str, str]:
         return answers_of(
-            tmp_path, finished_run(tmp_path / str(len(changes)) / str(changes.get("simulated")), **changes)
+            tmp_path, finished_run(tmp_path / str(len(changes)) / str(changes.get("seeded_noise")), **changes)
         )
 
-    simulated, deployed = what(simulated=True), what(simulated=False)
+    simulated, deployed = what(seeded_noise=True), what(seeded_noise=False)
     assert simulated["What ran"].startswith("A simulation: ") and "take the noise away" in simulated["What was not"]
     assert not deployed["What ran"].startswith("A sim") and "drawn in secret and is kept" in deployed["What was not"]
     start = start_event()
-    for key in ("simulated", "declared_sizes"):
+    for key in ("seeded_noise", "declared_sizes"):
         del start[key]
     old = answers_of(tmp_path, write_log(tmp_path / "old", start, [round_event(1)], end_event(1)))
     assert "if these sites were simulated" in old["What was not"] and "records each" not in old["What ran"]
+
+
+def test_pages_of_several_client_level_runs_ask_to_be_kept_secret_too(tmp_path: Path) -> None:
+    runs = [
+        finished_run(
+            tmp_path / name,
+            name=name,
+            privacy_unit="client",
+            seeded_noise=True,
+            config={"cohort": 10, "clip-norm": 0.5},
+        )
+        for name in ("one", "two")
+    ]
+    for folders in (runs[:1], runs):
+        words = report_page(tmp_path, *folders).text()
+        assert "keep them with the server" in words and "from the seed: a simulation" in words
+        assert (
+            "4 rounds, each with about 10 sites drawn in secret of 2; the sum of their movements: clip norm 0.5"
+            in words
+        )
+    assert "deployed, the server draws it in secret" in report_page(tmp_path, runs[0]).text()
+
+
+def test_what_was_accounted_is_the_methods_own_charge(tmp_path: Path) -> None:
+    config = {"steps-per-round": 3, "sampling-rate": 0.1, "clip-norm": 2.0}
+    for method, charge in (("random", "sampled Gaussian"), ("compressive", "Laplace, pure epsilon")):
+        folder = finished_run(tmp_path / method, config={**config, "method": method})
+        words = report_page(tmp_path, folder).text("dd")
+        assert f"{charge}; 3 steps for each round that a site was asked in" in words
+        assert "a record is in with a chance of 0.1; clip norm 2.0, noise multiplier 1.127" in words
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "judgement"),
+    [
+        (1.0, "a strong promise:"),
+        (1.01, "a fair promise:"),
+        (3.0, "a fair promise:"),
+        (3.01, "a weak promise:"),
+        (10.0, "a weak promise:"),
+        (10.01, "so weak a promise that we would not call it private:"),
+    ],
+)
+def test_an_epsilon_is_judged_as_the_how_to_says(tmp_path: Path, epsilon: float, judgement: str) -> None:
+    folder = write_log(tmp_path / "run", start_event(), [round_event(1)], end_event(1, epsilon=epsilon))
+    assert f"That is {judgement}" in answers_of(tmp_path, folder)["At which epsilon"]
+
+
+def test_dense_prices_of_several_runs_name_all_runs_that_share_them(tmp_path: Path) -> None:
+    def run(name: str, price: int) -> Path:
+        rounds = [round_event(n, dense_uplink=price) for n in (1, 2)]
+        return write_log(tmp_path / name, start_event(name=name), rounds, end_event(2))
+
+    chart = charts_of(tmp_path, run("a", 8400), run("b", 8400), run("c", 6000))["Uplink per round"]
+    assert chart.count('class="level c') == 2
+    for colour, label in ((1, "a, b"), (3, "c")):
+        assert f'<li class="c{colour} dashed">dense, 4 bytes per parameter: {label}</li>' in chart
 
 
 @pytest.mark.parametrize(
@@ -102,6 +159,7 @@ def test_plain_words_name_the_unit_and_the_cohort(tmp_path: Path) -> None:
     assert "the server is trusted" in by_client["For whom"]
     assert "that a site takes part" not in by_client["What was not"]
     assert "without noise" in by_client["What was not"] and "keep them with the server" in by_client["Keep secret"]
+    assert "sees all models of the run and bets on whether one given site was" in by_client["At which epsilon"]
     assert "1.5 of the sites asked in each on average" in by_client["What ran"]
     public = answers_of(tmp_path, public_run(tmp_path / "public"))
     assert public["What was private"].startswith("nothing: no clipping, no noise.")

@@ -42,6 +42,7 @@ def test_it_learns_and_says_what_it_cost(tmp_path: Path) -> None:
     rounds = events_of(result, "round")
     assert [event["round"] for event in rounds] == list(range(1, 11))
     assert start["initial_accuracy"] < result.accuracy
+    assert start["seeded_noise"] is True and start["declared_sizes"] == [[site, 40] for site in range(6)]
     for part in ("index", "values", "header", "framing"):
         assert sum(event["uplink"][part] for event in rounds) == end["uplink"][part]
         assert sum(event["downlink"][part] for event in rounds) == end["downlink"][part]
