@@ -8,7 +8,7 @@ from simulations.report.charts import Chart
 from simulations.report.style import DRAWING_STYLE
 from simulations.report.svg import HEIGHT, WIDTH, colour_class
 
-_MARGIN, _PANEL_HEAD, _KEY_ROW, _KEY_COLUMNS = 20.0, 28.0, 22.0, 3
+_MARGIN, _PANEL_HEAD, _KEY_ROW, _KEY_COLUMNS, _SWATCH = 20.0, 28.0, 22.0, 3, 16.0
 _TITLE_ROW, _NOTE_ROW = 25.0, 18.0
 _TITLE_CHARACTER, _NOTE_CHARACTER = 10.5, 7.0  # pixels of a wide one, on average: a line must not leave the drawing
 _STYLE = (
@@ -35,7 +35,9 @@ def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
     head = notes_top + _NOTE_ROW * len(notes) + 7
     keys = list({(one.label, one.colour): one for chart in charts for one in chart.legend}.values())
     key_top = head + _PANEL_HEAD + HEIGHT + 30
-    height = key_top + -(-len(keys) // _KEY_COLUMNS) * _KEY_ROW
+    widest = _SWATCH + _NOTE_CHARACTER * max((len(one.label) for one in keys), default=0)
+    columns = max(1, min(_KEY_COLUMNS, int((width - _MARGIN) / (widest + _MARGIN / 2))))
+    height = key_top + -(-len(keys) // columns) * _KEY_ROW
     parts = [
         f'<rect class="card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" rx="14"/>',
     ]
@@ -47,10 +49,10 @@ def poster(title: str, note: str, charts: Sequence[Chart]) -> str:
         parts.append(f'<text class="panel" x="{left:g}" y="{head + 20:g}">{escape(chart.title)}</text>')
         parts.append(f'<g transform="translate({left:g} {head + _PANEL_HEAD:g})">{chart.drawing}</g>')
     for number, series in enumerate(keys):
-        row, column = divmod(number, _KEY_COLUMNS)
-        x, y = _MARGIN + column * (width - _MARGIN) / _KEY_COLUMNS, key_top + row * _KEY_ROW
+        row, column = divmod(number, columns)
+        x, y = _MARGIN + column * (width - _MARGIN) / columns, key_top + row * _KEY_ROW
         key = f'<rect class="key" x="{x:.1f}" y="{y - 10:.1f}" width="10" height="10" rx="3"/>'
-        text = f'<text class="note" x="{x + 16:.1f}" y="{y:.1f}">{escape(series.label)}</text>'
+        text = f'<text class="note" x="{x + _SWATCH:.1f}" y="{y:.1f}">{escape(series.label)}</text>'
         parts.append(f'<g class="{colour_class(series.colour)}">{key}{text}</g>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from simulations.report.charts import Chart
+from simulations.report.poster import poster
 from simulations.report.svg import Axis, Bar, Point, Series, line_chart, log_ticks, nice_ticks, stacked_bars
 
 
@@ -74,3 +76,17 @@ def test_parts_of_a_bar_stand_on_each_other_in_proportion() -> None:
     ]
     assert low_height == pytest.approx(3 * high_height, abs=0.05)
     assert high_y + high_height == pytest.approx(low_y, abs=0.02)
+
+
+def test_the_key_of_a_poster_names_the_series_of_all_panels_and_cuts_none() -> None:
+    def chart(*labels: str) -> Chart:
+        series = [Series(label, [Point(1, 2.0, "")], colour) for colour, label in enumerate(labels, start=1)]
+        return Chart("t", "", line_chart("", series, Axis("x", str), Axis("y", str)), series)
+
+    drawn = poster("title", "note", [chart("a"), chart("a", "b")])
+    assert re.findall(r'class="note"[^>]*>([ab])<', drawn) == ["a", "b"]
+    for length, columns in ((10, 3), (30, 2), (50, 1)):
+        drawn = poster("title", "note", [chart(*("xyz"[n] * length for n in range(3)))])
+        places = {x for x in re.findall(r'class="note" x="([\d.]+)"[^>]*>(?:x+|y+|z+)<', drawn)}
+        assert len(places) == columns, length
+        assert max(map(float, places)) + 7 * length <= 500, "the drawing is 500 wide"
