@@ -87,6 +87,6 @@ def test_the_key_of_a_poster_names_the_series_of_all_panels_and_cuts_none() -> N
     assert re.findall(r'class="note"[^>]*>([ab])<', drawn) == ["a", "b"]
     for length, columns in ((10, 3), (30, 2), (50, 1)):
         drawn = poster("title", "note", [chart(*("xyz"[n] * length for n in range(3)))])
-        places = {x for x in re.findall(r'class="note" x="([\d.]+)"[^>]*>(?:x+|y+|z+)<', drawn)}
+        places = set(re.findall(r'class="note" x="([\d.]+)"[^>]*>(?:x+|y+|z+)<', drawn))
         assert len(places) == columns, length
         assert max(map(float, places)) + 7 * length <= 500, "the drawing is 500 wide"
