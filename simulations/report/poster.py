@@ -10,7 +10,7 @@ from simulations.report.svg import HEIGHT, WIDTH, colour_class
 
 _MARGIN, _PANEL_HEAD, _KEY_ROW, _KEY_COLUMNS, _SWATCH = 20.0, 28.0, 22.0, 3, 16.0
 _TITLE_ROW, _NOTE_ROW = 25.0, 18.0
-_TITLE_CHARACTER, _NOTE_CHARACTER = 10.5, 7.0  # pixels of a wide one, on average: a line must not leave the drawing
+_TITLE_CHARACTER, _NOTE_CHARACTER = 11.2, 7.0  # pixels of a wide one, on average: a line must not leave the drawing
 _STYLE = (
     DRAWING_STYLE
     + """
