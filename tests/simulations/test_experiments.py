@@ -1,6 +1,7 @@
 """Experiments: definitions, the resumable runner, and what is shown of it, on tiny real runs."""
 
 import io
+import itertools
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from rich.console import Console
 from common.config import ConfigValue
 from common.errors import ConfigError, RunFolderError
 from common.models import initial_vector
+from server.methods import open_policy
+from server.planning import run_noise_multiplier
 from simulations import cli
 from simulations.crew import Workers
 from simulations.experiments import definition, published
@@ -29,7 +32,7 @@ from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, carry_out, tasks_of
 from simulations.experiments.show import Shown, lines_of, markdown_table, show
 from simulations.report.summary import load_run
-from simulations.run import Engine, simulate
+from simulations.run import Engine, config_with, defaults, simulate
 from tests.support import small_config
 
 _HERE = Workers(in_process=True)
@@ -275,6 +278,27 @@ def test_a_narrow_screen_cuts_no_figure(path: Path) -> None:
     for row in written:
         cells = row.strip("| ").split(" | ")
         assert any(line.split() == " ".join(cells).split() for line in text.splitlines()), row
+
+
+def test_every_shipped_case_that_pays_for_choices_has_a_noise_that_keeps_its_epsilon() -> None:
+    """Choices may cost more than the whole epsilon; such a case would fail only when it is carried out, after hours."""
+    tried: set[str] = set()
+    for path, quick in itertools.product(definition.shipped(), (False, True)):
+        for case in load(path, quick=quick).cases:
+            known = {key: value for key, value in case.settings.items() if key in defaults()}
+            config = config_with(known)
+            neutral = {
+                "sites": 1,
+                "partition": "iid",
+                "dataset": "",
+                "learning-rate": 1.0,
+            }  # change no noise multiplier
+            key = repr(sorted({**known, **neutral}.items()))
+            if config.is_private and config.how.uploads == "indices and values" and key not in tried:
+                tried.add(key)
+                policy = open_policy(config, initial_vector(config.model, 1).size)
+                assert run_noise_multiplier(config, policy) > 0, case.name
+    assert len(tried) >= 9
 
 
 def test_published_results_are_shown_and_completed_elsewhere(
