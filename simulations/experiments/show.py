@@ -116,22 +116,24 @@ def _tables_by_metric(experiment: Experiment, axis: str, lines: Sequence[Line]) 
         place = " ".join(label for name, label in case.labels.items() if name != axis)
         places.setdefault(case.labels[axis], {})[place] = line
     columns = list(next(iter(places.values())))
-    for number, metric in enumerate(experiment.metrics):
-        rows = []
-        for label, found in places.items():
-            cells = [found[place].ours.get(metric) for place in columns]
-            asked = len(experiment.seeds)
-            rows.append([label, *(_cell(cell, METRICS[metric], asked, with_error=not number) for cell in cells)])
-        yield markdown([METRICS[metric].heading, *columns], rows)
+    for number, name in enumerate(experiment.metrics):
+        cells = {label: [found[place].ours.get(name) for place in columns] for label, found in places.items()}
+        counts = {cell.seeds for row in cells.values() for cell in row if cell is not None}
+        usual = max(counts, default=0)
+        seeds = "" if usual == len(experiment.seeds) else f" ({usual} of {len(experiment.seeds)} seeds)"
+        rows = [
+            [label, *(_cell(cell, METRICS[name], usual, with_error=not number) for cell in row)]
+            for label, row in cells.items()
+        ]
+        yield markdown([f"{METRICS[name].heading}{seeds}", *columns], rows)
 
 
-def _cell(ours: Estimate | None, metric: Metric, asked: int, *, with_error: bool) -> str:
-    """Return a figure, with its error and, where some of the seeds are missing, how many there are."""
+def _cell(ours: Estimate | None, metric: Metric, usual: int, *, with_error: bool) -> str:
+    """Return a figure, perhaps with its error; and how many seeds it has, where that is not the ``usual`` number."""
     if ours is None:
         return _NONE
-    if not with_error:
-        return metric.write(ours.mean)
-    return _with_error(ours, metric, False) + ("" if ours.seeds == asked else f" ({ours.seeds} of {asked} seeds)")
+    figure = _with_error(ours, metric, False) if with_error else metric.write(ours.mean)
+    return figure if ours.seeds == usual else f"{figure} (seeds: {ours.seeds})"
 
 
 def _head(experiment: Experiment) -> list[str]:

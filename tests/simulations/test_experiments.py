@@ -423,17 +423,17 @@ def test_tables_of_the_docs_may_have_an_axis_as_rows(tmp_path: Path) -> None:
         assert markdown_table(experiment, results).splitlines() == [
             "| test accuracy of the last model, % | eps1 | eps8 |",
             "| --- | ---: | ---: |",
-            "| dense | 54.00 (1 of 2 seeds) | - |",
+            "| dense | 54.00 (seeds: 1) | - |",
             "| rs | 53.00 \N{PLUS-MINUS SIGN} 1.00 | 53.00 \N{PLUS-MINUS SIGN} 1.00 |",
             "",
             "| test accuracy, mean of the last 5 evaluations, % | eps1 | eps8 |",
             "| --- | ---: | ---: |",
-            "| dense | 25.00 | - |",
+            "| dense | 25.00 (seeds: 1) | - |",
             "| rs | 25.00 | 25.00 |",
             "",
             "| uplink, MB | eps1 | eps8 |",
             "| --- | ---: | ---: |",
-            "| dense | 3.00 | - |",
+            "| dense | 3.00 (seeds: 1) | - |",
             "| rs | 3.00 | 3.00 |",
             "",
             "| test accuracy of the last model, % | paper | ours | difference | seeds "
@@ -441,6 +441,9 @@ def test_tables_of_the_docs_may_have_an_axis_as_rows(tmp_path: Path) -> None:
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             "| gain | -1.50 | - | - | 0/2 | - | - |",
         ]
+        longer = replace(experiment, seeds=(1, 2, 3))
+        head, _, row, *_ = markdown_table(longer, results).splitlines()
+        assert head.startswith("| test accuracy of the last model, % (2 of 3 seeds) |") and "(seeds: 1)" in row
 
 
 def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
