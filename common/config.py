@@ -14,8 +14,17 @@ from common.charges import PrivacyUnit
 from common.coding import IndexCoding, ModelCoding, ValueCoding
 from common.errors import ConfigError
 from common.methods import Method, method_of
-from common.plan import LEAST_CLIP_NORM, LEAST_GRID, SelectPer
+from common.plan import RANGES, SelectPer
 from common.schedule import DensitySchedule, ScheduleKind
+
+# Keys that every plan of the run repeats, and what they are called there.
+_PLANNED = {
+    "steps_per_round": "steps",
+    "client_momentum": "momentum",
+    **{name: name for name in ("sampling_rate", "clip_norm", "noise_multiplier", "learning_rate", "grid")},
+    **{name: name for name in ("physical_batch_size", "measurements", "second_clip_norm")},
+    **{name: name for name in ("pick_epsilon", "pick_threshold", "entry_bound")},
+}
 
 ServerOptimizerName = Literal["sgd", "momentum", "adam"]
 Weighting = Literal["uniform", "size"]
@@ -105,13 +114,12 @@ class RunConfig:
             if not ok:
                 raise ConfigError(f"expected {expected}, got {key_of(name)}={getattr(self, name)!r}")
 
-        for name in ("rounds", "sites", "min_cohort", "steps_per_round", "physical_batch_size", "rounds_per_epoch"):
+        for name in ("rounds", "sites", "min_cohort", "rounds_per_epoch"):
             check(getattr(self, name) >= 1, name, "at least 1")
         for name in ("cohort", "cooling_epochs", "warmup_epochs", "evaluate_every"):
             check(getattr(self, name) >= 0, name, "0 or more")
         for name in (
             "epsilon",
-            "learning_rate",
             "server_learning_rate",
             "round_deadline",
             "downlink_grid",
@@ -120,17 +128,11 @@ class RunConfig:
         ):
             value = getattr(self, name)
             check(value > 0 and math.isfinite(value), name, "a finite number above 0")
-        for name, least in (("clip_norm", LEAST_CLIP_NORM), ("grid", LEAST_GRID)):
-            check(least <= getattr(self, name) < math.inf, name, f"a finite number of at least {least:g}")
-        check(self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier), "noise_multiplier", "0 or more")
-        for name in ("pick_threshold", "second_clip_norm"):
-            check(0 <= getattr(self, name) < math.inf, name, "a finite number, 0 or more")
-        check(self.measurements >= 0, "measurements", "0 or more")
+        for name, in_plan in _PLANNED.items():
+            check(RANGES[in_plan].holds(getattr(self, name)), name, f"a number {RANGES[in_plan]}")
         check(0 < self.delta < 1, "delta", "0 < delta < 1")
-        check(0 < self.sampling_rate <= 1, "sampling_rate", "0 < sampling-rate <= 1")
         check(0 < self.final_density <= 1, "final_density", "0 < final-density <= 1")
         check(0 < self.first_density <= 1, "first_density", "0 < first-density <= 1")
-        check(0 <= self.client_momentum < 1, "client_momentum", "0 <= client-momentum < 1")
         check(0 <= self.server_momentum < 1, "server_momentum", "0 <= server-momentum < 1")
         check(0 <= self.server_averaging < 1, "server_averaging", "0 <= server-averaging < 1")
         check(0 <= self.seed < 2**63, "seed", "0 <= seed < 2^63")

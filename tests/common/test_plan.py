@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.accounting import epsilon_of
 from common.charges import Charge
 from common.errors import ConfigError, WireError
-from common.plan import RoundPlan
+from common.methods import METHODS
+from common.plan import RANGES, RoundPlan
 from tests.support import small_plan
 
 PLAN = small_plan(100)
@@ -44,32 +46,59 @@ def test_the_noise_of_a_release_is_what_its_steps_add_up_to(steps: int, momentum
     assert plan.grid_step(declared_size=40) == pytest.approx(0.5 * position.std(), rel=0.01)
 
 
+@pytest.mark.parametrize("name", RANGES)
+def test_every_number_has_a_range_that_single_precision_carries(name: str) -> None:
+    allowed = RANGES[name]
+    kind = type(getattr(PLAN, name))
+    for number in (allowed.least, allowed.most, *([0] if allowed.zero else [])):
+        private = not (name == "noise_multiplier" and number == 0)
+        assert getattr(small_plan(100, private=private, **{name: kind(number)}), name) == number
+        assert np.isfinite(np.float32(number) ** 2 if name != "model_step" else np.float32(number))
+    outside = [-1 if allowed.zero else allowed.least - 1, allowed.most + 1]
+    if kind is float:
+        outside = [np.nextafter(allowed.least, -1), np.nextafter(allowed.most, np.inf), np.nan, np.inf, -1.0, 1e39]
+    for number in outside:
+        with pytest.raises(ConfigError, match=rf"expected {name} from .*, got {name}="):
+            small_plan(100, **{name: kind(number)})
+
+
+@pytest.mark.parametrize("sampling_rate", [1e-9, 0.5, 0.999, 1 - 1e-9, 1.0])
+@pytest.mark.parametrize("noise_multiplier", [1e-6, 0.3, 1e6])
+def test_every_private_plan_has_a_price(noise_multiplier: float, sampling_rate: float) -> None:
+    """An accountant that raises would let a server stop a site, or tell what it holds."""
+    for steps in (1, 10**6):
+        plan = small_plan(10, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, steps=steps)
+        assert plan.charge is not None
+        assert epsilon_of((plan.charge,), 1e-5, "rdp") > 0
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "client" not in method.units])
+def test_a_plan_is_charged_by_the_unit_that_its_method_protects(method: str) -> None:
+    """The charge of a client-level plan is that of one Gaussian release, whatever else a method gives away."""
+    with pytest.raises(ConfigError, match=f"which method {method} protects"):
+        small_plan(10, method=method, private=METHODS[method].private, privacy_unit="client", momentum=0.0)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"round": 0},
-        {"steps": 0},
-        {"sampling_rate": 0.0},
-        {"sampling_rate": 1.1},
-        {"clip_norm": 0.0},
-        {"clip_norm": float("inf")},
         {"noise_multiplier": 0.0},
-        {"noise_multiplier": float("nan")},
-        {"learning_rate": float("nan")},
-        {"momentum": 1.0},
-        {"physical_batch_size": 0},
         {"value_coding": "f64"},
         {"value_coding": "calibrated", "private": False},
         {"index_coding": "bitmap"},
-        {"grid": 0.0},
-        {"grid": 1e-9},
         {"privacy_unit": "person"},
-        {"cohort": 0.0},
         {"model_digest": "xyz"},
-        {"model_step": -1.0},
         {"mask_kept": 101},
         {"run": ""},
+        {"run": "x" * 201},
+        {"model": ""},
         {"model": "x" * 201},
+        {"mask_draws": 2},
+        {"mask_chosen": "xyz"},
+        {"reference_digest": "0" * 16},
+        {"standardised": True},
+        {"select_per": "epoch"},
+        {"method": "noisy-only"},
     ],
 )
 def test_impossible_plans_cannot_be_made(changes: dict[str, object]) -> None:
