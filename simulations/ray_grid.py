@@ -5,6 +5,8 @@ carries the actor's whole share of the cohort and streams the replies back as th
 """
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ from common.mask import Indices
 from simulations import sites as simulated_sites
 from simulations.grid import LocalGrid, run_client_app, site_of
 from simulations.sites import SimulatedSites
+
+ANSWER_WITHIN = 30  # seconds that a cluster has to let us join
 
 _STREAM_EVERY = 0.05  # seconds: replies that finish closer together than this travel in one object
 _MAX_ATTEMPTS = 3
@@ -182,12 +186,15 @@ class RayGrid(LocalGrid):
 
 
 def start_ray(address: str | None) -> bool:
-    """Start Ray, or join the cluster at ``address``; false where it runs already, and is somebody else's to stop."""
+    """Start a Ray of its own, or join the cluster of ``address`` or RAY_ADDRESS; false where this process has one."""
     if ray.is_initialized():
         return False
+    asked = address or os.environ.get("RAY_ADDRESS") or "local"
+    # Never None: Ray would then join what its note of the last cluster names, dead or somebody else's.
+    found = asked if asked == "local" else _cluster_at(asked, "--ray-address" if address else "RAY_ADDRESS")
     for tries_left in (2, 1, 0):
         try:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=found, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
             break
         except Exception as error:
             # Ray gives its own processes 30 seconds to start, which is too little on a busy machine.
@@ -195,6 +202,36 @@ def start_ray(address: str | None) -> bool:
                 raise
             ray.shutdown()
     return True
+
+
+# ray.init tries a dead address for more than ten minutes, and inside its C++ only a signal's default action ends it.
+_JOIN = """
+import signal, sys, ray
+signal.alarm(int(sys.argv[2]))
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+    print(ray.get_runtime_context().gcs_address)
+except Exception as error:
+    print(error)
+    sys.exit(1)
+"""
+
+
+def _cluster_at(address: str, source: str) -> str:
+    """Return HOST:PORT of the cluster at ``address``, which another process could join."""
+    reason = "a ray:// address needs Ray's client, which cannot carry a run: expected HOST:PORT"
+    if "://" not in address:
+        environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}  # 'auto' would read it
+        command = [sys.executable, "-c", _JOIN, address, str(ANSWER_WITHIN)]
+        joined = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if joined.returncode == 0:
+            return joined.stdout.split()[-1]
+        reason = joined.stdout.strip(" .\n") or f"it does not answer within {ANSWER_WITHIN} s"
+    raise ConfigError(
+        f"{source}={address} names no Ray cluster that this machine can join: {reason}. Start one with "
+        "'ray start --head', on further machines 'ray start --address HOST:PORT', and run on one of these; or leave "
+        f"out {source}, and a Ray is started here"
+    )
 
 
 def assign(weights: Sequence[int], actors: int) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """``fedsieve simulate``: a whole federation on this machine, or on a Ray cluster."""
 
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,5 +76,5 @@ def _open_grid(config: RunConfig, dataset: datasets.Dataset, engine: Engine) -> 
         dataset,
         actors=engine.actors,
         gpus_per_actor=engine.gpus_per_actor,
-        ray_address=engine.ray_address or os.environ.get("RAY_ADDRESS"),
+        ray_address=engine.ray_address,
     )

@@ -1,6 +1,9 @@
 """What holds for every test."""
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,10 +12,11 @@ from hypothesis import settings
 # more than it computes, and where other work runs every operation waits for it. Said before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Several test processes at a time ('make test') must not meet each other's Ray, which looks for a cluster that is up in
-# its temporary folder.
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ["RAY_TMPDIR"] = f"/tmp/ray-{worker}-{os.getuid()}"
+# Every test process has a Ray of its own, whatever else runs on this machine. The path is short, as sockets need it.
+_ray = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+_ray.mkdir(exist_ok=True)
+os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="r", dir=_ray)
+os.environ.pop("RAY_ADDRESS", None)
 
 # Correctness does not depend on how long a busy machine takes for an example.
 settings.register_profile("fedsieve", deadline=None)
@@ -21,7 +25,7 @@ settings.load_profile("fedsieve")
 # Files that take a minute or more, longest first. Files are given out in this order ('make test'), so that none of
 # these is left to the end, where the other processes would have nothing to do.
 _LONG_FILES = (
-    "test_processes.py",
+    "test_deployment.py",
     "test_ray_grid.py",
     "test_flwr_run.py",
     "test_daemon.py",
@@ -37,3 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long; keep the order otherwise."""
     order = {name: number for number, name in enumerate(_LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_unconfigure() -> None:
+    """Remove the folder of this process's Ray."""
+    shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)

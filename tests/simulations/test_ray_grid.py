@@ -1,6 +1,11 @@
 import os
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +15,7 @@ from ray.cluster_utils import Cluster
 from common.errors import ConfigError
 from server.app import run
 from server.runlog import Event, read_events
-from simulations.ray_grid import RayGrid, assign
+from simulations.ray_grid import RayGrid, assign, start_ray
 from simulations.run import Engine, simulate
 from tests.support import small_config, small_dataset
 
@@ -81,20 +86,150 @@ def test_a_site_that_raises_is_a_rejected_reply(tmp_path: Path) -> None:
     assert [event["admitted"] for event in rounds] == [5, 5]
 
 
-def test_two_raylets(tmp_path: Path) -> None:
+@pytest.fixture
+def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for Ray in which nothing is noted yet; and one try of ray.init at a dead address instead of twenty."""
+    monkeypatch.setattr("ray._private.ray_constants.NUM_REDIS_GET_RETRIES", 1)
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder, "ray")
+        ray.shutdown()
+
+
+@pytest.fixture
+def cluster(ray_folder: Path) -> Iterator[Cluster]:
+    """A head that runs, and is noted as the last one of this machine."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    assert (ray_folder / "ray_current_cluster").read_text() == cluster.address
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def joined(address: str | None) -> str:
+    """Return the address of the Ray that ``start_ray`` gives us, after having left it."""
+    assert start_ray(address)
+    try:
+        assert not start_ray(address), "this process has one already"
+        return str(ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+
+
+def test_two_raylets(tmp_path: Path, cluster: Cluster) -> None:
     cluster.add_node(num_cpus=1)
     config = small_config(tmp_path)
+    grid = RayGrid(config, small_dataset(), actors=2, ray_address=cluster.address)
     try:
-        grid = RayGrid(config, small_dataset(), actors=2, ray_address=cluster.address)
-        try:
-            assert len(set(grid.actor_nodes)) == 2
-            spread = run(grid, config)
-        finally:
-            grid.close()
+        assert len(set(grid.actor_nodes)) == 2
+        spread = run(grid, config)
     finally:
-        cluster.shutdown()
+        grid.close()
     assert spread.model.tobytes() == simulate(config, Engine(in_process=True)).model.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "asked"),
+    [
+        (None, None, None),
+        (None, "local", None),
+        ("local", "a:1", None),
+        ("a:1", None, ("a:1", "--ray-address")),
+        (None, "a:1", ("a:1", "RAY_ADDRESS")),
+        ("a:1", "b:2", ("a:1", "--ray-address")),
+    ],
+)
+def test_a_cluster_is_looked_for_only_where_one_is_asked_for(
+    option: str | None, environment: str | None, asked: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, started = [], []
+    monkeypatch.setattr("simulations.ray_grid._cluster_at", lambda *asked: looked.append(asked) or "found:1")
+    monkeypatch.setattr(ray, "init", lambda address, **options: started.append(address))
+    if environment is not None:
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+    assert start_ray(option)
+    assert looked == [asked] * (asked is not None)
+    assert started == ["found:1" if asked else "local"]
+
+
+@pytest.mark.parametrize(("slow", "tries"), [(0, 1), (2, 3), (3, 3)])
+def test_ray_is_given_three_times_its_30_seconds(slow: int, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def init(address: str, **options: object) -> None:
+        tried.append(address)
+        if len(tried) <= slow:
+            raise RuntimeError("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    if slow < 3:
+        assert start_ray(None)
+    else:
+        with pytest.raises(RuntimeError, match="timed out"):
+            start_ray(None)
+    assert len(tried) == tries
+
+
+def test_what_else_goes_wrong_with_ray_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def init(address: str, **options: object) -> None:
+        tried.append(address)
+        raise PermissionError("no room")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(PermissionError, match="no room"):
+        start_ray(None)
+    assert len(tried) == 1
+
+
+DEAD = "127.0.0.1:1"  # a port that nothing listens at
+
+
+def test_a_cluster_is_joined_where_one_is_asked_for(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert joined(None) != cluster.address, "noted by Ray, asked for by nobody"
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    assert joined(None) == cluster.address
+    assert joined("local") != cluster.address
+    monkeypatch.setenv("RAY_ADDRESS", DEAD)
+    assert joined("auto") == cluster.address
+    where: list[str] = []
+    simulate(
+        small_config(tmp_path, rounds=1),
+        Engine(actors=1, ray_address=cluster.address),
+        (lambda event: where.append(ray.get_runtime_context().gcs_address),),
+    )
+    assert set(where) == {cluster.address}
+
+
+def test_a_note_of_a_dead_cluster_is_not_followed_and_two_runs_at_once_have_a_ray_each(ray_folder: Path) -> None:
+    ray_folder.mkdir()
+    (ray_folder / "ray_current_cluster").write_text(DEAD)
+    assert start_ray(None)
+    other = "from tests.simulations.test_ray_grid import joined; print(joined(None))"
+    ended = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
+    assert ended.stdout.split()[-1] != ray.get_runtime_context().gcs_address
+    assert ray.get(ray.remote(assign).remote([1], 1)) == [[0]], "ours goes on"
+
+
+@pytest.mark.parametrize("address", [DEAD, "deaf", "nowhere", "ray://127.0.0.1:10001", "auto"])
+@pytest.mark.parametrize("source", ["--ray-address", "RAY_ADDRESS"])
+def test_a_cluster_that_does_not_answer_is_an_error_that_names_it(
+    address: str, source: str, ray_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulations.ray_grid.ANSWER_WITHIN", 1)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        if address == "deaf":
+            address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        if source == "RAY_ADDRESS":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=f"^{source}={address} names no Ray cluster.* leave out {source}"):
+            start_ray(address if source == "--ray-address" else None)
+    assert not ray.is_initialized()
 
 
 def test_a_deadline_ends_the_round_and_the_next_one_finds_free_actors(tmp_path: Path) -> None:

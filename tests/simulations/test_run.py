@@ -34,6 +34,20 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_actors(tmp_pa
     assert other.tobytes() != models[0].tobytes()
 
 
+def test_what_is_said_of_the_engine_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AskedError(Exception):
+        pass
+
+    def open_grid(config: RunConfig, dataset: object, **options: object) -> None:
+        raise AskedError(options)
+
+    monkeypatch.setattr("simulations.ray_grid.RayGrid", open_grid)
+    monkeypatch.setenv("RAY_ADDRESS", "b:2")
+    with pytest.raises(AskedError) as asked:
+        simulate(small_config(tmp_path), Engine(actors=3, gpus_per_actor=0.5, ray_address="a:1"))
+    assert asked.value.args == ({"actors": 3, "gpus_per_actor": 0.5, "ray_address": "a:1"},)
+
+
 def test_it_learns_and_says_what_it_cost(tmp_path: Path) -> None:
     result = run_here(small_config(tmp_path, rounds=10, epsilon=50.0, final_density=0.5))
     assert result.accuracy is not None and result.accuracy > 0.8
@@ -244,8 +258,9 @@ def test_nothing_is_written_or_asked_when_the_config_is_wrong(tmp_path: Path) ->
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=r"costs epsilon .* above epsilon=8"):
         run_here(small_config(out, noise_multiplier=0.01))
-    with pytest.raises(ConfigError, match="--actors"):
-        simulate(small_config(out), Engine(actors=-1))
+    for wrong in (Engine(actors=-1), Engine(gpus_per_actor=-0.1)):
+        with pytest.raises(ConfigError, match="--actors and --gpus-per-actor of 0 or more"):
+            simulate(small_config(out), wrong)
     assert not out.exists()
     with pytest.raises(RunFolderError, match="no run at"):
         config_of_run(out / "none")
