@@ -1,3 +1,5 @@
+import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,64 @@ def test_the_budget_is_that_of_everything_ever_charged() -> None:
         policy.check(plan, (Charge(1.0, 0.1, steps),))
     with pytest.raises(PlanRefused, match="budget"):
         policy.check(plan, (Charge(0.9, 0.1, steps),))
+
+
+@pytest.mark.parametrize(
+    ("field", "inside", "outside"),
+    [
+        ("noise_multiplier", 0.8, math.nextafter(0.8, 0)),
+        ("clip_norm", 2.0, math.nextafter(2, 3)),
+        ("sampling_rate", 0.2, math.nextafter(0.2, 1)),
+        ("steps", 20, 21),
+    ],
+)
+def test_a_plan_at_a_limit_passes_and_one_beyond_it_does_not(field: str, inside: float, outside: float) -> None:
+    policy = SitePolicy.parse({**LIMITS, "epsilon": 1e9})
+    policy.check(small_plan(10, **{**GOOD, field: inside}), ())
+    with pytest.raises(PlanRefused, match=r"outside this site's policy: at (least|most)"):
+        policy.check(small_plan(10, **{**GOOD, field: outside}), ())
+
+
+def test_a_budget_can_be_spent_to_the_last_bit() -> None:
+    plan = small_plan(10, **GOOD)
+    assert plan.charge is not None
+    spent = epsilon_of((plan.charge,), 1e-5)
+    SitePolicy.parse({**LIMITS, "epsilon": spent}).check(plan, ())
+    with pytest.raises(PlanRefused, match="above this site's budget"):
+        SitePolicy.parse({**LIMITS, "epsilon": math.nextafter(spent, 0)}).check(plan, ())
+
+
+LEAST = math.ulp(0.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "inside", "outside"),
+    [
+        ("epsilon", LEAST, 0.0),
+        ("epsilon", sys.float_info.max, math.inf),
+        ("epsilon", 1.0, math.nan),
+        ("delta", LEAST, 0.0),
+        ("delta", math.nextafter(1, 0), 1.0),
+        ("min-noise-multiplier", LEAST, 0.0),
+        ("min-noise-multiplier", 1.0, math.nan),
+        ("max-clip-norm", LEAST, 0.0),
+        ("max-clip-norm", math.inf, math.nan),
+        ("max-sampling-rate", LEAST, 0.0),
+        ("max-sampling-rate", 1.0, math.nextafter(1, 2)),
+        ("max-steps-per-round", 1, 0),
+        ("max-rounds", 1, 0),
+        ("models", ["x"], []),
+        ("methods", ["dense"], ["dense", "clip-only"]),
+        ("privacy-units", ["record", "client"], ["person"]),
+        ("index-codings", ["raw"], ["bitmap"]),
+        ("server-key", "0a" * 32, "0a" * 32 + "0"),
+        ("server-key", "", "0A" * 32),
+    ],
+)
+def test_the_last_limit_that_is_allowed_and_the_first_that_is_not(key: str, inside: object, outside: object) -> None:
+    SitePolicy.parse({**LIMITS, key: inside})
+    with pytest.raises(ConfigError, match=f"policy: expected .*, got {key}="):
+        SitePolicy.parse({**LIMITS, key: outside})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,6 +290,46 @@ def test_a_sampling_rate_that_is_none(q: float) -> None:
 def test_steps_that_are_none(steps: int) -> None:
     with pytest.raises(AccountingError, match=f"steps >= 0, got {steps}"):
         Charge(1.0, 0.1, steps)
+
+
+LEAST, MOST = math.ulp(0.0), sys.float_info.max
+
+
+@pytest.mark.parametrize(
+    ("field", "inside", "outside", "others"),
+    [
+        ("noise_multiplier", LEAST, 0.0, {}),
+        ("noise_multiplier", MOST, math.inf, {}),
+        ("noise_multiplier", math.inf, math.nan, {"pure_epsilon": 1.0}),
+        ("sampling_rate", LEAST, 0.0, {}),
+        ("sampling_rate", 1.0, math.nextafter(1, 2), {}),
+        ("steps", 0, -1, {}),
+        *((name, 0.0, -LEAST, {}) for name in ("selection_rho", "pure_epsilon")),
+        *((name, MOST, math.inf, {}) for name in ("selection_rho", "pure_epsilon")),
+        ("selecting_steps", 0, -1, {"selection_rho": 1.0}),
+        ("selecting_steps", 5, 6, {"selection_rho": 1.0}),
+        ("selecting_steps", 0, 1, {}),
+    ],
+)
+def test_the_last_charge_that_is_allowed_and_the_first_that_is_not(
+    field: str, inside: float, outside: float, others: dict[str, float]
+) -> None:
+    good: dict[str, Any] = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 5, **others}
+    assert getattr(Charge(**{**good, field: inside}), field) == inside
+    with pytest.raises(AccountingError, match=rf"expected .*{field}.*, got {outside}"):
+        Charge(**{**good, field: outside})
+
+
+def test_deltas_lie_between_0_and_1() -> None:
+    for delta in (LEAST, math.nextafter(1, 0)):
+        assert epsilon_of([], delta) == 0
+
+
+def test_as_much_noise_as_is_tried() -> None:
+    last = epsilon_of([Charge(2.0**16, 1.0, 10**6)], DELTA)
+    assert calibrate_noise_multiplier(epsilon=last, delta=DELTA, sampling_rate=1.0, steps=10**6) == 2**16
+    with pytest.raises(AccountingError, match="no noise multiplier up to 100000 meets"):
+        calibrate_noise_multiplier(epsilon=last * (1 - 1e-6), delta=DELTA, sampling_rate=1.0, steps=10**6)
 
 
 @every_accountant

@@ -1,3 +1,5 @@
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -169,6 +171,44 @@ def test_what_is_wrong_is_said() -> None:
     ]:
         with pytest.raises(WireError, match=message):
             reread(data, **arguments)
+
+
+def reframed(data: bytes, place: int, value: int, added: bytes = b"") -> bytes:
+    """Return an update with another byte in its header, perhaps longer, and the checksum that goes with it."""
+    body = data[HEADER_BYTES:] + added
+    header = bytearray(data[: coding._HEADER.size])
+    header[place] = value
+    return bytes(header) + coding._CHECKSUM.pack(zlib.crc32(body, zlib.crc32(header))) + body
+
+
+SEED, RAW = encode(update_of(VALUES), "f32"), encode(update_of(VALUES, np.array([0, 4, 9])), "f32", "raw")
+KEPT_AT, INDEX_BYTES_AT, VALUE_BYTES_AT = 24, 28, 32
+
+
+@pytest.mark.parametrize(
+    ("data", "index_coding", "message"),
+    [
+        (SEED[: HEADER_BYTES - 1], "seed", "at least 40 bytes, got 39"),
+        (SEED[:HEADER_BYTES], "seed", "expected 52 bytes in all, got 40"),
+        (reframed(SEED, 0, ord("X")), "seed", "expected an update to start with b'FSVU'"),
+        (reframed(SEED, 5, 3), "seed", "unknown coding: index 3, values 0"),
+        (reframed(SEED, 6, 4), "seed", "unknown coding: index 0, values 4"),
+        (reframed(SEED, 7, 1), "seed", "expected update version 1"),
+        (reframed(SEED, KEPT_AT, 2), "seed", "lengths disagree: 2 values, 0 index bytes, 12 value bytes"),
+        (reframed(SEED, KEPT_AT, 4), "seed", "lengths disagree: 4 values, 0 index bytes, 12 value bytes"),
+        (reframed(SEED, INDEX_BYTES_AT, 1), "seed", "lengths disagree: 3 values, 1 index bytes"),
+        (reframed(RAW, INDEX_BYTES_AT, 11), "raw", "lengths disagree: 3 values, 11 index bytes"),
+        (reframed(RAW, INDEX_BYTES_AT, 13), "raw", "lengths disagree: 3 values, 13 index bytes"),
+        (reframed(SEED, VALUE_BYTES_AT, 12, b"\0"), "seed", "expected 52 bytes in all, got 53"),
+    ],
+)
+def test_one_byte_of_the_header_that_is_wrong(data: bytes, index_coding: IndexCoding, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        reread(data, index_coding=index_coding)
+
+
+def test_as_many_values_as_the_plan_allows() -> None:
+    assert reread(SEED, max_kept=3).values.tolist() == VALUES.tolist()
 
 
 @pytest.mark.parametrize("indices", [[4, 0, 9], [0, 0, 9], [0, 4, 10]])

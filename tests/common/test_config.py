@@ -1,10 +1,13 @@
 import dataclasses
+import math
+import sys
 from typing import Any
 
 import pytest
 
-from common.config import RunConfig, describe_keys, key_of, parse_assignment
+from common.config import _PLANNED, RunConfig, describe_keys, key_of, parse_assignment
 from common.errors import ConfigError
+from common.plan import RANGES
 from simulations.run import config_with, defaults
 
 
@@ -49,6 +52,58 @@ def test_the_defaults_are_the_demo() -> None:
 def test_bad_values_are_named_with_what_was_expected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_with(changes)
+
+
+LEAST, MOST = math.ulp(0.0), sys.float_info.max
+BELOW_ONE, ABOVE_ONE = math.nextafter(1, 0), math.nextafter(1, 2)
+CLIENT = {"privacy-unit": "client"}
+
+
+@pytest.mark.parametrize(
+    ("key", "inside", "outside", "others"),
+    [
+        *((key, 1, 0, {}) for key in ("rounds", "sites", "min-cohort", "rounds-per-epoch")),
+        *((key, 0, -1, {}) for key in ("cohort", "cooling-epochs", "warmup-epochs", "evaluate-every", "seed")),
+        *(
+            (key, *pair, {})
+            for key in ("epsilon", "server-learning-rate", "round-deadline", "downlink-grid")
+            for pair in ((LEAST, 0.0), (MOST, math.inf), (MOST, math.nan))
+        ),
+        *((key, 0.0, -LEAST, {}) for key in ("server-momentum", "server-averaging", "noise-multiplier")),
+        *((key, BELOW_ONE, 1.0, {}) for key in ("server-momentum", "server-averaging", "delta")),
+        *((key, LEAST, 0.0, {}) for key in ("final-density", "first-density", "delta")),
+        *((key, 1.0, ABOVE_ONE, {}) for key in ("final-density", "first-density")),
+        *((key, 1e-9, 0.0, {}) for key in ("pick-epsilon", "entry-bound")),
+        *((key, 0.0, -LEAST, {}) for key in ("pick-threshold", "second-clip-norm")),
+        ("seed", 2**63 - 1, 2**63, {}),
+        ("cohort", 10, 11, {}),
+        ("min-cohort", 10, 11, {}),
+        ("min-cohort", 4, 5, {"cohort": 4}),
+        ("grid", 1.0, ABOVE_ONE, CLIENT),
+        ("weighting", "uniform", "size", CLIENT),
+        ("name", "x" * 200, "x" * 201, {}),
+        ("name", "...", "..", {}),
+        ("name", "x", "", {"restart": True}),
+    ],
+)
+def test_the_last_value_that_is_allowed_and_the_first_that_is_not(
+    key: str, inside: Any, outside: Any, others: dict[str, Any]
+) -> None:
+    assert config_with({**others, key: inside}).to_mapping()[key] == inside
+    with pytest.raises(ConfigError, match=rf", got {key}="):
+        config_with({**others, key: outside})
+
+
+@pytest.mark.parametrize("field", _PLANNED)
+def test_what_goes_into_a_plan_has_the_ranges_of_plans(field: str) -> None:
+    allowed, key = RANGES[_PLANNED[field]], key_of(field)
+    kind = type(defaults()[key])
+    for value in (allowed.least, allowed.most):
+        assert config_with({key: kind(value)}).to_mapping()[key] == value
+    outside = [math.nextafter(allowed.least, -1), math.nextafter(allowed.most, math.inf), math.nan]
+    for value in [-1, allowed.most + 1] if kind is int else outside:
+        with pytest.raises(ConfigError, match=rf"expected a (finite )?number .*, got {key}="):
+            config_with({key: kind(value)})
 
 
 def test_a_missing_key_is_named() -> None:

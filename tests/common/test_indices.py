@@ -148,6 +148,8 @@ def packed(bits: str) -> bytes:
         ("0 00000 11001 00000 00000000", 30, 3, "in the last byte, got 1 bytes more"),
         ("0 00000 11001", 10, 2, "expected 2 indices, got 3"),
         ("0 00000 11001 00001", 10, 3, "expected 3 indices, got 4"),  # in the padding
+        ("0 00000 11 00000000", 30, 2, "in the last byte, got 1 bytes more"),
+        ("0 10000 0 000001", 10, 1, "below 10, got 10"),
         ("0 10000 111 000111", 10, 3, "below 10, got 11"),
         ("0 00000 00 0", 10, 0, "in 1 to 1 bytes, got 2"),
         ("1 0000000 0", 10, 10, "in 1 to 1 bytes, got 2"),
@@ -157,6 +159,19 @@ def packed(bits: str) -> bytes:
 def test_what_is_wrong_is_said(bits: str, size: int, kept: int, message: str) -> None:
     with pytest.raises(WireError, match=message):
         decode_indices(packed(bits), size, kept)
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "expected"),
+    [
+        ("0 00000 111 0000000", 30, [0, 1, 2]),  # seven bits of padding, and no more
+        ("0 10000 1 00001", 10, [9]),  # the last coordinate that there is
+        ("1", 0, []),
+        ("1", LARGEST, []),
+    ],
+)
+def test_what_is_just_right_is_read(bits: str, size: int, expected: list[int]) -> None:
+    assert decode_indices(packed(bits), size, len(expected)).tolist() == expected
 
 
 @given(subsets(), st.data())

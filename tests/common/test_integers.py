@@ -1,5 +1,6 @@
 import contextlib
 import math
+import struct
 import zlib
 
 import numpy as np
@@ -88,6 +89,37 @@ def test_damage_is_an_error_or_some_integers(position: int, flip: int, cut: int,
     data[position % len(data)] ^= flip
     with contextlib.suppress(WireError):
         assert decode_integers(bytes(data[: len(data) - cut]), 100 + more).shape == (100 + more,)
+
+
+def head(decay: float = 1.0, span: int = 1, escapes: int = 0) -> bytes:
+    return struct.pack("<fHI", decay, span, escapes)
+
+
+BEYOND_ONE = float(np.nextafter(np.float32(1), np.float32(2)))
+SMALLEST = float(np.float32(1e-45))
+ZEROS = encode_integers(np.zeros(5, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "count", "message"),
+    [
+        (head(), head()[:-1], 0, "expected 10 to 18 bytes for 0 integers, got 9"),
+        (head(decay=1.0), head(decay=BEYOND_ONE), 0, "expected 0 < decay <= 1"),
+        (head(decay=SMALLEST), head(decay=0.0), 0, "expected 0 < decay <= 1"),
+        (head(span=1), head(span=0), 0, "1 <= span <= 32767"),
+        (head(span=2**15 - 1), head(span=2**15), 0, "1 <= span <= 32767"),
+        (head(), head() + bytes(4), 0, "nothing after the head"),
+        (head(), head(escapes=1) + bytes(4), 0, "lengths disagree"),
+        (ZEROS, ZEROS + bytes(58 - len(ZEROS)), 5, "do not use up"),  # as long as escapes alone could be
+        (ZEROS, ZEROS + bytes(59 - len(ZEROS)), 5, "expected 10 to 58 bytes for 5 integers, got 59"),
+    ],
+)
+def test_the_last_bytes_that_are_read_and_the_first_that_are_not(
+    inside: bytes, outside: bytes, count: int, message: str
+) -> None:
+    assert decode_integers(inside, count).tolist() == [0] * count
+    with pytest.raises(WireError, match=message):
+        decode_integers(outside, count)
 
 
 def test_what_is_wrong_is_said() -> None:

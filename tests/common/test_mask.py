@@ -1,4 +1,5 @@
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from common import mask as mask_module
 from common.errors import ConfigError
-from common.mask import MaskSpec, kept_count
+from common.mask import MaskSpec, hold, kept_count
 
 
 @pytest.mark.parametrize(
@@ -98,16 +99,44 @@ def test_indices_cannot_be_changed_by_their_user() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(-1, 0, 10, 3), (2**63, 0, 10, 3), (1, -1, 10, 3), (1, 0, 10, 0), (1, 0, 10, 11), (1, 0, 2**32, 3)]
+    ("field", "inside", "outside"),
+    [
+        ("seed", 0, -1),
+        ("seed", 2**63 - 1, 2**63),
+        ("epoch", 0, -1),
+        ("epoch", 2**32 - 1, 2**32),
+        ("kept", 5, 4),  # fewer than each of the draws keeps
+        ("kept", 10, 11),
+        ("size", 8, 7),
+        ("size", 2**32 - 1, 2**32),
+        ("drawn_kept", 1, 0),
+        ("drawn_kept", 8, 9),
+    ],
 )
-def test_impossible_masks_are_refused(arguments: tuple[int, int, int, int]) -> None:
+def test_impossible_masks_are_refused(field: str, inside: int, outside: int) -> None:
+    good = {"seed": 1, "epoch": 0, "size": 10, "kept": 8, "draws": 2, "drawn_kept": 5}
+    MaskSpec(**{**good, field: inside})
     with pytest.raises(ConfigError, match="expected"):
-        MaskSpec(*arguments)
+        MaskSpec(**{**good, field: outside})
+
+
+def test_a_mask_keeps_one_coordinate_at_least() -> None:
+    assert MaskSpec(1, 0, 10, 1).indices().size == 1
+    with pytest.raises(ConfigError, match="expected 1 <= kept"):
+        MaskSpec(1, 0, 10, 0)
+
+
+def test_a_chosen_mask_lies_within_the_model() -> None:
+    chosen = hold(np.array([0, 9]))
+    assert MaskSpec(1, 0, 10, 2, chosen).indices().tolist() == [0, 9]
+    with pytest.raises(ConfigError, match="does not keep 2 of 9 coordinates"):
+        MaskSpec(1, 0, 9, 2, chosen).indices()
 
 
 def test_kept_count() -> None:
     assert kept_count(26010, 0.3) == 7803
     assert kept_count(3, 0.01) == 1
-    for density in (0.0, -0.1, 1.3, float("nan")):
+    assert kept_count(3, 1.0) == 3 and kept_count(3, math.ulp(0.0)) == 1
+    for density in (0.0, -0.1, math.nextafter(1, 2), float("nan")):
         with pytest.raises(ConfigError, match="final-density"):
             kept_count(100, density)

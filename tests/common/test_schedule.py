@@ -1,4 +1,6 @@
+import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -38,10 +40,27 @@ def test_kept_is_the_rounded_share() -> None:
     assert DensitySchedule("constant", 0.3, 1, 1).kept(0, 26010) == 7803
 
 
-@pytest.mark.parametrize("arguments", [(0.0, 1, 1), (1.5, 1, 1), (0.5, 0, 1), (0.5, 1, 0)])
-def test_bad_schedules_are_refused(arguments: tuple[float, int, int]) -> None:
-    with pytest.raises(ConfigError):
-        DensitySchedule("cooling", *arguments)
+LEAST = math.ulp(0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "inside", "outside"),
+    [
+        ("final_density", LEAST, 0.0),
+        ("final_density", 1.0, math.nextafter(1, 2)),
+        ("cooling_epochs", 1, 0),
+        ("rounds_per_epoch", 1, 0),
+        ("first_density", LEAST, 0.0),
+        ("first_density", 0.5, math.nextafter(0.5, 1)),
+    ],
+)
+def test_bad_schedules_are_refused(field: str, inside: float, outside: float) -> None:
+    good: dict[str, Any] = {"final_density": 0.5, "cooling_epochs": 2, "rounds_per_epoch": 1, "first_density": LEAST}
+    DensitySchedule("unfreezing", **{**good, field: inside})
+    with pytest.raises(ConfigError, match="expected"):
+        DensitySchedule("unfreezing", **{**good, field: outside})
+    if field == "first_density":
+        DensitySchedule("cooling", **{**good, field: outside})  # it has none
 
 
 def test_unfreezing_rises_from_the_first_density_after_a_dense_warm_up() -> None:
