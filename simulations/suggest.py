@@ -61,6 +61,8 @@ def bound_terms(
 def scaling_partners(clip_norm: float, momentum: float) -> list[tuple[float, float]]:
     """Return pairs (clip norm, momentum) with the same clip_norm / (1 - momentum): the same amount of noise.
 
+    Guarantees: for a velocity that persists, as that of ``ServerOptimizer``, which in the end moves a parameter by
+    1 / (1 - momentum) times a round's noise. A site's velocity begins at zero in every round and moves it by less.
     Source: random-sparsification, Appendix H.
     """
     constant = clip_norm / (1 - momentum)
@@ -130,16 +132,16 @@ def suggest(config: RunConfig, probe_dataset: str | None) -> str:
         steps=steps,
     )
     density = optimal_density(clip_term, noise_term)
-    pairs = ", ".join(
-        f"({clip:.3g}, {mu:g})" for clip, mu in scaling_partners(config.clip_norm, config.client_momentum)
-    )
+    momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
+    pairs = ", ".join(f"({clip:.3g}, {mu:g})" for clip, mu in scaling_partners(config.clip_norm, momentum))
     source = f"the data set {probe_dataset}" if probe_dataset else f"synthetic clusters shaped like {config.dataset}"
     return f"""\
 final-density {density:.3g}   minimises the convergence bound (random-sparsification, Appendix G)
   loss and clipping   {clip_term:.4g}
   noise               {noise_term:.4g}   z {noise_multiplier:.4g}, {parameters:,} parameters, batch {batch:.4g}
-(clip-norm, momentum) {pairs}
-  have the same clip-norm / (1 - momentum), the same noise (Appendix H): search along them
+(clip-norm, server-momentum) {pairs}
+  with server-optimizer=momentum have the same clip-norm / (1 - server-momentum), the same noise (Appendix H): search
+  along them
 
 Assumed:
 - G = {seen.smoothness:.4g}, how fast the gradient turns, and the fall of the loss by {seen.loss_drop:.4g} (here over
@@ -149,5 +151,7 @@ Assumed:
   start a search from, not an optimum of the accuracy. With cooling, final-density is where the run ends, not its mean.
 - All sites have {records // config.sites} records; the mean over a cohort of {config.cohort_size} is as noisy as one
   batch of {batch:.4g} records.
-- The scaling rule is for momentum that lives for the whole run (server-optimizer=momentum); a site's velocity
-  (client-momentum) begins at zero in every round. For Adam, clip norm and momentum do not depend on each other."""
+- The scaling rule is for a velocity that persists: the server's. A site's (client-momentum) begins at zero in every
+  round and has less noise. On masks the server's velocity waits while its coordinate is off the mask, then moves it by
+  old gradients: the noise is the same, the accuracy need not be. Under Adam clip norm and momentum do not depend on
+  each other."""

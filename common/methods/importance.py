@@ -28,8 +28,10 @@ class Importance(Method):
         "mask grows to final-density. After the warm-up a record's gradient is standardised before the clip, "
         "(g - alpha) / sqrt(beta), and what was released is restored after the noise. Server and sites compute alpha "
         "and beta from two broadcast models, the first and the current one, so that neither travels: any site that can "
-        "train at all holds both. The published form scores gradients before the noise and masks every record by "
-        "itself; either breaks its guarantee, and neither is done here. The mask travels down once per epoch."
+        "train at all holds both. The published form scores gradients before the noise, which breaks its guarantee: "
+        "here released updates are scored. It masks every record by itself, which is private, since its noise falls on "
+        "all coordinates, but saves neither noise nor bytes: here all records share a mask. It travels down once per "
+        "epoch."
     )
     needs_noise = True
     has_reference = True

@@ -19,9 +19,8 @@ class RandomStep(Method):
     paper = "random-sparsification (masks per iteration)"
     about = (
         "As random, with a mask of its own for every step. A coordinate then moves in some steps of a round and rests "
-        "in others, and the upload covers the union of all masks: with ten steps at density 0.3 nearly everything. It "
-        "shows why a mask lives for an epoch. Values are coded on the grid of a single step's noise, the least "
-        "that any has."
+        "in others, and the upload covers the union of all masks, which is what a mask that lives for an epoch saves. "
+        "Values are coded on the grid of a single step's noise, the least that any has."
     )
     mechanism = "random_step"
     server = "random_step"

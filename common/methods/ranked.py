@@ -17,8 +17,8 @@ class Ranked(Method):
         "for the next one. Coordinates that were frozen get fresh noise of the same scale as their score, else they "
         "would never return. Only released quantities are ranked: post-processing, which costs no privacy. The mask is "
         "not a function of the seed, so it travels down, once per epoch, in the compact index coding; its digest "
-        "stands in the signed plan. Before there is anything to rank, masks are random. The paper finds it no better "
-        "than random."
+        "stands in the signed plan. Before there is anything to rank, masks are random. The paper finds that it equals "
+        "random."
     )
     units: ClassVar[tuple[PrivacyUnit, ...]] = ("record", "client")
     needs_noise = True

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from client.site import Workbench
 from common import datasets
 from common.errors import ConfigError
+from common.mask import kept_count
 from simulations.attacks.inversion import Inversion
 from simulations.attacks.settings import require_above_zero, require_at_least
 from simulations.attacks.victim import Question, Release, Victim
@@ -51,15 +52,30 @@ class LinearAttack:
         return {"error": self.error, "bound": self.bound, "ratio": ratio, "solvable": self.solvable}
 
 
-def bound(noise: float, density: float, constraint: NDArray[np.float64]) -> float:
-    """Return the least expected squared error of the attack on one input digit.
+def solvable_share(kept: int, size: int, equations: int) -> float:
+    """Return how likely a mask that keeps ``kept`` of ``size`` coordinates keeps one of ``equations`` given ones.
 
-    Computes: noise^2 / (density * ||constraint||^2): the error under a mask m is noise^2 / ||m * constraint||^2, and
-    its mean over masks is, by Jensen, at least this.
-    Edge cases: holds given that m * constraint is not 0; else there is nothing to solve.
-    Source: random-sparsification, Theorem 5.1 (density = 1 - r, constraint k).
+    Computes: 1 - C(size - equations, kept) / C(size, kept).
     """
-    return noise**2 / (density * float(np.square(constraint).sum()))
+    lost = 1.0
+    for number in range(equations):
+        lost *= max(size - kept - number, 0) / (size - number)
+    return 1 - lost
+
+
+def bound(noise: float, kept: int, size: int, constraint: NDArray[np.float64]) -> float:
+    """Return the least expected squared error of the attack on an input digit that it can solve for.
+
+    Computes: p noise^2 size / (kept ||constraint||^2), p the chance that the mask m keeps an equation of the digit.
+    The error under a mask is noise^2 / ||m * constraint||^2. Over all masks ||m * constraint||^2 has the mean
+    ||constraint||^2 kept / size; over the masks that keep an equation its mean is 1 / p times that, and by Jensen's
+    inequality the mean error is at least noise^2 over it.
+    Edge cases: reached without a mask. Under one the error is above it, even where all entries of the constraint are
+    alike: masks keep more equations of one digit and fewer of another.
+    Source: random-sparsification, Theorem 5.1, which assumes that an equation is kept and leaves out p.
+    """
+    share = solvable_share(kept, size, int(np.count_nonzero(constraint)))
+    return share * noise**2 * size / (kept * float(np.square(constraint).sum()))
 
 
 def attack_releases(
@@ -98,7 +114,7 @@ def attack_releases(
         Inversion(originals, np.stack(found)),
         solvable / originals.size,
         float(np.concatenate(errors).mean()),
-        bound(settings.noise, settings.density, constraint),
+        bound(settings.noise, kept_count(start.size, settings.density), start.size, constraint),
     )
 
 

@@ -24,7 +24,7 @@ _MOST_PICTURES = 8
 _MEASURES = (
     "What the attacker finds is compared with what the site holds. MSE and squared error: how far a pixel from 0 to 1 "
     "is off, squared, so more is safer. PSNR and SSIM: likeness, so less is safer; an SSIM of 1 is the same picture, "
-    "and near 0 nothing is recognised. Bound: no such attack can do better on average."
+    "and near 0 nothing is recognised. Bound: the least mean error of this attack over pixels that it can solve."
 )
 _PIXEL_STYLE = "width:64px;height:64px;image-rendering:pixelated;margin:1px"
 

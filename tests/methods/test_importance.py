@@ -83,12 +83,32 @@ def test_scores_from_gradients_without_noise_tell_that_a_record_is_in_and_ours_d
     assert shown[published_mask] > 3 > claimed
 
 
-def test_a_mask_of_its_own_for_every_record_tells_too() -> None:
-    """Published: each record keeps its own largest coordinates, so that where noise must fall is private.
+def test_masks_of_single_records_are_private_where_noise_falls_on_all_coordinates_and_not_on_theirs_alone() -> None:
+    """Published: each record keeps its own largest coordinates, and after the clip all coordinates get noise."""
+    rng = np.random.default_rng(3)
 
-    A coordinate that only one record keeps would carry noise, or not, by whether that record is in; so noise must fall
-    everywhere and the mask saves nothing. Ours keeps the coordinates of the plan, whatever the records are.
-    """
+    def published_sum(gradients: np.ndarray) -> np.ndarray:
+        masked = np.where(np.abs(gradients) >= np.sort(np.abs(gradients))[:, -5:-4], gradients, 0.0)
+        return (masked / np.maximum(1, np.linalg.norm(masked, axis=1, keepdims=True))).sum(0)
+
+    for _ in range(100):
+        gradients = rng.standard_normal((4, SIZE)) * 10.0 ** rng.integers(-2, 3, (4, 1))
+        moved = np.linalg.norm(published_sum(gradients) - published_sum(gradients[:3]))
+        assert moved <= 1 + 1e-12  # the sensitivity of DP-SGD
+
+    def seen(with_record: bool, everywhere: bool) -> int:
+        """Return how often the record's coordinate is not 0 in what is released."""
+        total = clipped_gradients(with_record)
+        return sum(
+            bool((total + NOISE * rng.standard_normal(SIZE) * (everywhere | (total != 0)))[7]) for _ in range(TRIALS)
+        )
+
+    assert seen(True, everywhere=False) == TRIALS and seen(False, everywhere=False) == 0
+    assert seen(True, everywhere=True) == seen(False, everywhere=True) == TRIALS
+
+
+def test_all_records_share_the_mask_of_the_plan() -> None:
+    """Ours keeps the coordinates of the plan, which look at no record, and needs noise there alone."""
     config = small_config(Path("unused"), method="importance", rounds=4, warmup_epochs=1)
     policy = open_policy(config, SIZE)
     policy.state["importance_scores"] = np.arange(SIZE, dtype=np.float64)

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.methods import METHODS
+from server.aggregate import ServerOptimizer
 from simulations.cli import main
 from simulations.suggest import Probe, bound_terms, optimal_density, probe, scaling_partners, suggest, synthetic_like
 from tests.support import small_config, small_dataset
@@ -70,6 +71,16 @@ def test_the_terms_are_those_of_appendix_g() -> None:
 def test_partners_have_the_same_noise() -> None:
     assert (0.1, 0.9) in [(pytest.approx(c), mu) for c, mu in scaling_partners(1.0, 0.0)]
     assert {round(c / (1 - mu), 9) for c, mu in scaling_partners(0.2, 0.5)} == {0.4}
+    # In the end the server's velocity moves a coordinate by as much for all partners, also where masks come and go.
+    rng, ends = np.random.default_rng(4), []
+    for clip_norm, momentum in scaling_partners(1.0, 0.0):
+        optimizer = ServerOptimizer("momentum", 1.0, momentum, 8)
+        model = optimizer.step(np.zeros(8, np.float32), np.arange(8), np.full(8, clip_norm, np.float32))
+        for _ in range(3000):
+            kept = np.flatnonzero(rng.random(8) < 0.5)
+            model = optimizer.step(model, kept, np.zeros(kept.size, np.float32))
+        ends.append(model)
+    assert np.allclose(ends, 1.0, rtol=1e-4)
 
 
 def test_the_probing_run_sees_synthetic_data_alone(tmp_path: Path) -> None:
@@ -98,11 +109,16 @@ def test_suggest_says_what_it_assumes_and_runs_nothing(tmp_path: Path, capsys: p
     assert main(["simulate", *quick, "--suggest", "--set", "noise-multiplier=30"]) == 0
     out = capsys.readouterr().out
     density = float(out.split()[1])
-    assert out.startswith("final-density ") and 0 < density < 1 and "Assumed:" in out and "(1, 0), (0.5, 0.5)" in out
+    assert out.startswith("final-density ") and 0 < density < 1 and "Assumed:" in out
+    assert "\n(clip-norm, server-momentum) (1, 0), (0.5, 0.5)" in out
     assert not list(tmp_path.iterdir())
     assert main(["simulate", *quick, "--probe", "x"]) == 2
     assert "goes with --suggest" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="private run per record"):
         suggest(small_config(tmp_path, private=False), None)
-    public = suggest(small_config(tmp_path, noise_multiplier=30.0, epsilon=1e4), "tests.support:small_dataset")
-    assert "on the data set tests.support:small_dataset" in public
+    # A site's velocity ends with the round, so that the rule is not for it: with clip norm 1 it would begin at (10, 0).
+    mine = {"noise_multiplier": 30.0, "epsilon": 1e4, "clip_norm": 1.0, "client_momentum": 0.9}
+    public = suggest(small_config(tmp_path, **mine), "tests.support:small_dataset")
+    assert "on the data set tests.support:small_dataset" in public and "server-momentum) (1, 0)" in public
+    mine |= {"server_optimizer": "momentum", "server_momentum": 0.5}
+    assert "server-momentum) (2, 0)" in suggest(small_config(tmp_path, **mine), "tests.support:small_dataset")
