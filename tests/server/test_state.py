@@ -66,6 +66,14 @@ def test_damaged_and_missing_checkpoints_are_named(tmp_path: Path) -> None:
         Checkpoint.load(path)
 
 
+def test_where_nobody_was_charged_epsilon_is_nothing() -> None:
+    account = PrivacyAccount(1e-5, "rdp")
+    assert account.largest_epsilon() == 0 and account.epsilon(3) == 0 and account.epsilons() == {}
+    account.charge(3, Charge(2.0, 0.1, 10))
+    assert account.largest_epsilon() == account.epsilon(3) == epsilon_of([Charge(2.0, 0.1, 10)], 1e-5)
+    assert account.epsilon(4) == 0
+
+
 def test_a_made_up_name_gets_a_number_and_a_given_one_does_not(tmp_path: Path) -> None:
     made_up = small_config(tmp_path)
     first, second = RunFolder.create(made_up), RunFolder.create(made_up)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from simulations.cli import main
+from simulations.crew import Workers
+from simulations.run import Engine
 
 QUICK = ["--in-process", "--dataset", "tests.support:small_dataset", "--model", "mlp:12-8-3"]
 SMALLER = ["--set", "steps-per-round=2", "--set", "sampling-rate=0.5", "--sites", "4"]
@@ -50,8 +52,8 @@ def test_reports_are_rebuilt_and_compared(tmp_path: Path, capsys: pytest.Capture
     [
         (["simulate", "--set", "final-densty=0.1"], "did you mean 'final-density'"),
         (["simulate", "--final-density", "1.5"], "final-density=1.5"),
-        (["simulate", "--set", "grid=0.001"], "at least 0.015625, got grid=0.001"),
-        (["simulate", "--set", "clip-norm=1e-9"], "at least 1e-06, got clip-norm=1e-09"),
+        (["simulate", "--set", "grid=0.001"], "from 0.015625 to 1024, got grid=0.001"),
+        (["simulate", "--set", "clip-norm=1e-9"], "from 1e-06 to 1000000000, got clip-norm=1e-09"),
         (["simulate", "--dataset", "nothing"], "fedsieve data get nothing"),
         (["simulate", "--dataset", "tests.support:small_dataset", "--model", "nothing"], "unknown model 'nothing'"),
         (["simulate", "--resume", "/nowhere/run"], "no run at /nowhere/run"),
@@ -99,6 +101,27 @@ def test_what_a_site_says_is_no_markup(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert "cannot read [/data/x.npz]" in out
     assert "3.1 bits a value, 1.5 bits a parameter, density 0.3, down 100 B; noise alone 3.06 bits a value" in out
+
+
+def test_options_of_the_engine_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engines, workers = [], []
+
+    def simulated(config: object, engine: object, listeners: object) -> None:
+        engines.append(engine)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.run.simulate", simulated)
+    asked = ["--actors", "3", "--gpus-per-actor", "0.5", "--ray-address", "a:1"]
+    assert main(["simulate", "--out", str(tmp_path), *asked]) == 130
+    assert engines == [Engine(actors=3, gpus_per_actor=0.5, ray_address="a:1")]
+    assert main(["simulate", "--out", str(tmp_path), "--in-process"]) == 130
+    assert engines[1:] == [Engine(in_process=True)]
+
+    monkeypatch.setattr("simulations.experiments.runner.carry_out", lambda *given: workers.append(given[3]) or [])
+    chosen = ["experiments", "run", "selection", "--quick", "--out", str(tmp_path)]
+    assert main([*chosen, "--jobs", "3", "--ray-address", "a:1"]) == main([*chosen, "--in-process"]) == 0
+    assert workers == [Workers(jobs=3, ray_address="a:1"), Workers(in_process=True)]
+    assert main([*chosen, "--jobs", "-1"]) == 2
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,12 @@
 """How long many runs will take, and what becomes of those that fail."""
 
 import io
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 from rich.console import Console
 
 from common.errors import FedsieveError
@@ -48,6 +52,73 @@ def _piece(number: int, progress: Progress) -> int:
         raise FedsieveError("in its own words")
     progress(1.0)
     return number
+
+
+class InlineRay:
+    """Ray as far as a crew uses it: a piece is done in this process, when somebody asks for its result."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cpus: dict[str, float]) -> None:
+        self.under_way: dict[object, Callable[[], Any]] = {}
+        self.most = 0
+        self.is_up: list[str | None] = []
+        monkeypatch.setattr("simulations.ray_grid.start_ray", lambda address: self.is_up.append(address) or True)
+        monkeypatch.setattr(ray, "shutdown", self.is_up.clear)
+        monkeypatch.setattr(ray, "cluster_resources", lambda: cpus)
+        monkeypatch.setattr(ray, "remote", lambda **options: self.remote)
+        monkeypatch.setattr(ray, "wait", lambda references, **options: (references[:1], references[1:]))
+        monkeypatch.setattr(ray, "get", self.get)
+
+    def remote(self, what: Callable[..., Any]) -> Any:
+        if isinstance(what, type):
+            board = what()
+            methods = {name: SimpleNamespace(remote=getattr(board, name)) for name in ("put", "take")}
+            return SimpleNamespace(remote=lambda: SimpleNamespace(**methods))
+        return SimpleNamespace(remote=lambda *arguments: self.start(lambda: what(*arguments)))
+
+    def start(self, call: Callable[[], Any]) -> object:
+        reference = object()
+        self.under_way[reference] = call
+        self.most = max(self.most, len(self.under_way))
+        return reference
+
+    def get(self, asked: Any) -> Any:
+        if isinstance(asked, dict):
+            return asked
+        try:
+            return self.under_way.pop(asked)()
+        except Exception as error:
+            raise ray.exceptions.RayTaskError("piece", "its stack", error) from None
+
+
+@pytest.mark.parametrize(
+    ("jobs", "cpus", "at_once"), [(3, {"CPU": 8.0}, 3), (0, {"CPU": 2.0}, 2), (0, {"CPU": 0.5}, 1), (9, {}, 5)]
+)
+def test_as_many_at_a_time_as_asked_for(
+    jobs: int, cpus: dict[str, float], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline = InlineRay(monkeypatch, cpus)
+    kept: dict[str, int] = {}
+
+    def keep(name: str, result: int, seconds: float) -> str:
+        assert inline.is_up == ["a:1"]
+        kept[name] = result
+        return "kept"
+
+    pieces = [Piece(f"piece {number}", 1.0, _piece, (number,)) for number in range(1, 6)]
+    screen = Console(file=io.StringIO(), width=100)
+    failures = carry_out(pieces, [(1.0, 5.0)], Workers(jobs=jobs, ray_address="a:1"), screen, keep)
+    assert inline.most == at_once and not inline.under_way and not inline.is_up
+    assert kept == {"piece 1": 1, "piece 4": 4, "piece 5": 5}
+    assert failures == ["piece 2: ZeroDivisionError: by nothing", "piece 3: in its own words"]
+    assert "1 of 6 runs were done already" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_where_nothing_is_missing_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(address: str | None) -> bool:
+        raise AssertionError("Ray was started for nothing")
+
+    monkeypatch.setattr("simulations.ray_grid.start_ray", start)
+    assert carry_out([], [(1.0, 5.0)], Workers(), Console(quiet=True), lambda *done: "") == []
 
 
 def test_whatever_ends_a_piece_does_not_stop_the_others() -> None:

@@ -18,6 +18,20 @@ def test_every_record_belongs_to_exactly_one_site(how: str) -> None:
     assert any(a.tolist() != b.tolist() for a, b in zip(parts, other, strict=True))
 
 
+def test_the_shares_of_zipf() -> None:
+    shares = 1 / np.arange(1, 8) / sum(1 / number for number in range(1, 8))
+    sizes = [2 + int(share * (1000 - 2 * 7)) for share in shares]
+    sizes[0] += 1000 - sum(sizes)
+    assert [part.size for part in split(TARGETS, 7, "sizes:zipf", 1)] == sizes
+
+
+@pytest.mark.parametrize("how", ["iid", "sizes:zipf", "labels:2"])
+def test_rows_are_dealt_out_at_random(how: str) -> None:
+    """As they come, neighbouring rows may be alike: pictures of one day, loans of one year."""
+    for part in split(TARGETS, 7, how, 1)[:3]:
+        assert (np.diff(part) > 1).any() and not np.array_equal(part, np.arange(part[0], part[-1] + 1))
+
+
 def labels_seen(parts: list[np.ndarray]) -> list[int]:
     return [np.unique(TARGETS[part]).size for part in parts]
 
@@ -27,6 +41,11 @@ def test_what_the_kinds_are_for() -> None:
     assert {part.size for part in iid} == {100}
     assert min(labels_seen(iid)) == 10
     assert max(labels_seen(split(TARGETS, 10, "labels:2", 1))) <= 3
+    # Ten sites and ten classes of equal size: a shard is a class, or half of one.
+    assert (
+        labels_seen(split(TARGETS, 10, "labels:1", 1)) == labels_seen(split(TARGETS, 10, "labels:0.2", 1)) == [1] * 10
+    )
+    assert sum(labels_seen(split(TARGETS, 10, "labels:2", 1))) > 12
     skewed = split(TARGETS, 10, "dirichlet:0.1", 1)
     even = split(TARGETS, 10, "dirichlet:100", 1)
     assert np.mean(labels_seen(skewed)) < np.mean(labels_seen(even)) == 10
@@ -42,6 +61,9 @@ def test_what_the_kinds_are_for() -> None:
         ("sizes:normal", "unknown partition"),
         ("dirichlet:", "a number above 0"),
         ("dirichlet:-1", "a number above 0"),
+        ("dirichlet:0", "a number above 0"),
+        ("dirichlet:inf", "a number above 0"),
+        ("labels:nan", "a number above 0"),
         ("labels:x", "a number above 0"),
         ("dirichlet:1e-9", "raise ALPHA"),
     ],
@@ -52,5 +74,14 @@ def test_partitions_that_cannot_be_made(how: str, message: str) -> None:
 
 
 def test_too_few_records() -> None:
-    with pytest.raises(DatasetError, match="at least 2 records a site, got 10 for 6 sites"):
-        split(np.zeros(10), 6, "iid", 1)
+    assert {part.size for part in split(np.zeros(10), 5, "iid", 1)} == {2}
+    assert [part.size for part in split(np.zeros(10), 5, "sizes:zipf", 1)] == [2] * 5
+    for targets, sites in ((np.zeros(10), 6), (np.zeros(9), 5), (np.zeros(10), 0)):
+        with pytest.raises(DatasetError, match=f"at least 2 records a site, got {targets.size} for {sites} sites"):
+            split(targets, sites, "iid", 1)
+
+
+@pytest.mark.parametrize("how", ["dirichlet:1", "labels:2"])
+def test_numbers_are_no_classes_to_deal_out(how: str) -> None:
+    with pytest.raises(DatasetError, match="deals out classes, but the targets are numbers"):
+        split(np.linspace(0, 1, 100), 5, how, 1)
