@@ -10,29 +10,33 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import httpx
 
 from common.errors import DeploymentError
 from deployment.keys import ServerKeys, SiteKeys
 from deployment.superlink import SuperLink
 
 _BIN = Path(sys.executable).parent
-_PROJECT = Path(__file__).resolve().parent.parent
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 10.0  # for a process to end by itself
+_PAUSE_SECONDS = 1.0  # between two starts of a process
+_LAST = ("gate", "superlink")
 # No process phones home or installs anything.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-_LOOK_OFTEN = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds: a node finds the work of a short round soon
+_LOOK_OFTEN = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds: what starts, starts soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,54 +48,54 @@ class LocalSite:
     daemon_command: tuple[str, ...]
 
 
-@dataclass(slots=True)
 class Supervised:
-    """A process that is started again whenever it ends."""
+    """A process that is started, and started again whenever it has ended."""
 
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: Path
-    process: "subprocess.Popen[bytes] | None" = None
-    starts: int = 0
-    restart: bool = True
-    _next_start: float = field(default=0.0)
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.starts = 0
+        self._command = command
+        self._environment = environment
+        self._log = log
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._start()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
 
     def tend(self) -> None:
-        """Start the process unless it runs, or ran a moment ago."""
-        if self.process is not None and self.process.poll() is None:
-            return
-        if (self.starts and not self.restart) or time.monotonic() < self._next_start:
-            return
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as output:
+        """Start the process again if it has ended and did not start a moment ago."""
+        if not self.runs and time.monotonic() >= self._next_start:
+            self._start()
+
+    def end(self, number: int) -> None:
+        """Send a signal to the process and to all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def wait(self, seconds: float) -> None:
+        """Return once the process has ended, or after ``seconds``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
+    def tail(self) -> str:
+        """Return the last 15 lines of its log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+    def _start(self) -> None:
+        with self._log.open("ab") as output:
             # A session of its own: whatever it starts can be ended with it, and Ctrl-C reaches the supervisor alone.
             self.process = subprocess.Popen(
-                self.command,
-                env={**os.environ, **self.environment},
+                self._command,
+                env={**os.environ, **self._environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.starts += 1
-        self._next_start = time.monotonic() + 1.0
-
-    def end(self, number: int) -> None:
-        """Send a signal to the process and to all that it started."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-    def wait(self, seconds: float) -> None:
-        """Return once the process has ended, or after ``seconds``."""
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(max(0.1, seconds))
-
-    def tail(self, lines: int = 15) -> str:
-        """Return the end of its log."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        self._next_start = time.monotonic() + _PAUSE_SECONDS
 
 
 class LocalDeployment:
@@ -99,15 +103,15 @@ class LocalDeployment:
 
     def __init__(self, folder: Path, server: ServerKeys, sites: Sequence[LocalSite]) -> None:
         self.folder = folder
-        self.address = f"127.0.0.1:{free_port()}"  # for the operator
-        self.gate = f"127.0.0.1:{free_port()}"  # for sites
+        self._held: list[socket.socket] = []
+        self.address = self._new_address()  # for the operator
+        self.gate = self._new_address()  # for sites
         self.server = server
         self.sites = sites
         self.link = SuperLink(self.address, server.ca)
         self.processes: dict[str, Supervised] = {}
-        self._daemon_ports: dict[str, int] = {}
+        self._daemons = {site.name: self._new_address() for site in sites}
         self._stopping = threading.Event()
-        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         self._lock = threading.Lock()
 
     def __enter__(self) -> "LocalDeployment":
@@ -115,10 +119,9 @@ class LocalDeployment:
             self._start_server()
             for site in self.sites:
                 self.add_daemon(site)
-            self._supervisor.start()
-            self.wait_for("superlink", lambda: _listens(self.address))
-            self.wait_for("gate", lambda: _listens(self.gate))
-            self.link.wait_until_ready(60)
+            threading.Thread(target=self._supervise).start()
+            self.wait_for("superlink", self.link.answers)
+            self.wait_for("gate", self._gate_answers)
             for site in self.sites:
                 self.link.register(site.keys.public, site.name)
                 self.add_node(site)
@@ -136,18 +139,13 @@ class LocalDeployment:
         """End every process: the SuperLink last, so that nodes can say good-bye to it; it is built to be killed."""
         self._stopping.set()
         with self._lock:
-            processes = list(self.processes.values())
-            asked = [process for process in processes if process.name not in ("superlink", "gate")]
-            for process in asked:
-                process.end(signal.SIGTERM)
-            deadline = time.monotonic() + _GRACE_SECONDS
-            for process in asked:
-                process.wait(deadline - time.monotonic())
-            for process in processes:
-                process.end(signal.SIGKILL)
-                process.wait(_GRACE_SECONDS)
-        if self._supervisor.is_alive():
-            self._supervisor.join()
+            _end([process for name, process in self.processes.items() if name not in _LAST])
+            for name in _LAST:
+                if name in self.processes:
+                    self.processes[name].end(signal.SIGKILL)
+                    self.processes[name].wait(_GRACE_SECONDS)
+        for held in self._held:
+            held.close()
 
     def add(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Supervised:
         """Start a process and keep it going."""
@@ -155,10 +153,9 @@ class LocalDeployment:
         home.mkdir(parents=True, exist_ok=True)
         path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
         environment = {**QUIET, "FLWR_HOME": str(home), "PATH": path, **(environment or {})}
-        process = Supervised(name, command, environment, self.folder / "logs" / f"{name}.log")
         with self._lock:
+            process = Supervised(name, command, environment, self.folder / "logs" / f"{name}.log")
             self.processes[name] = process
-            process.tend()
         return process
 
     def add_daemon(self, site: LocalSite) -> Supervised:
@@ -169,12 +166,9 @@ class LocalDeployment:
         return self.add(f"{site.name}-daemon", [*site.daemon_command, "--listen", self.daemon_address(site), *options])
 
     def remove(self, name: str) -> None:
-        """End a process politely, and for good."""
+        """End a process for good."""
         with self._lock:
-            process = self.processes.pop(name)
-        process.end(signal.SIGTERM)
-        assert process.process is not None
-        process.process.wait(30)
+            _end([self.processes.pop(name)])
 
     def add_node(self, site: LocalSite) -> Supervised:
         """Start a site's SuperNode."""
@@ -192,36 +186,38 @@ class LocalDeployment:
         }
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         command = [sys.executable, "-m", "deployment.warm_node", "--superlink", self.gate]
-        command += ["--root-certificates", str(keys / "ca.crt"), "--port", str(free_port())]
+        command += ["--root-certificates", str(keys / "ca.crt"), "--port", self._new_address().split(":")[1]]
         command += ["--auth-supernode-private-key", str(keys / "node.key"), "--node-config", config]
         return command
 
     def daemon_address(self, site: LocalSite) -> str:
         """Return where a site's daemon listens."""
-        if site.name not in self._daemon_ports:
-            self._daemon_ports[site.name] = free_port()
-        return f"localhost:{self._daemon_ports[site.name]}"
-
-    def kill(self, name: str) -> None:
-        """kill -9 a process alone; the supervisor starts it again."""
-        process = self.processes[name].process
-        assert process is not None
-        process.kill()
-        process.wait()
-
-    def children(self, name: str) -> list[int]:
-        """Return the processes that a process has started, such as SuperExec's ServerApps, with theirs."""
-        process = self.processes[name].process
-        assert process is not None
-        return _descendants(process.pid)
+        return self._daemons[site.name]
 
     def wait_for(self, name: str, ready: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Return once ``ready``; a process that has ended for good, or time that is over, is an error with its log."""
-        deadline = time.monotonic() + seconds
+        """Return once ``ready``; a process that ends instead, or is not ready in time, is an error with its log."""
+        process = self.processes[name]
+        starts, deadline = process.starts, time.monotonic() + seconds
         while not ready():
-            if time.monotonic() > deadline:
-                raise DeploymentError(f"{name} is not ready after {seconds:g} s:\n{self.processes[name].tail()}")
+            ended = process.starts > starts or not process.runs
+            if ended or time.monotonic() >= deadline:
+                problem = "ended while it was waited for" if ended else f"is not ready after {seconds:g} s"
+                raise DeploymentError(f"{name} {problem}; its log ends so:\n{process.tail()}")
             time.sleep(0.1)
+
+    def _new_address(self) -> str:
+        """Return an address that nobody else is given as long as the deployment is there."""
+        held = hold_port()
+        self._held.append(held)
+        return f"127.0.0.1:{port_of(held)}"
+
+    def _gate_answers(self) -> bool:
+        """Tell whether the gate answers, and nobody else in its place, and has found the SuperLink."""
+        trust = ssl.create_default_context(cafile=str(self.server.ca))
+        try:
+            return httpx.get(f"https://{self.gate}/health", verify=trust, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
 
     def _start_server(self) -> None:
         host, port = self.address.split(":")
@@ -235,7 +231,8 @@ class LocalDeployment:
         self.add("gate", [*gate, "--keys", str(link)])
         command = [str(_BIN / "flower-superexec"), "--runtime-api-address", self.address]
         command += ["--root-certificates", str(app / "ca.crt")]
-        self.add("superexec", [*command, "--superexec-auth-secret-file", str(app / "superexec.secret")])
+        command += ["--superexec-auth-secret-file", str(app / "superexec.secret")]
+        self.add("superexec", command, _LOOK_OFTEN)
 
     def _supervise(self) -> None:
         while not self._stopping.wait(0.1):
@@ -246,24 +243,38 @@ class LocalDeployment:
                     process.tend()
 
 
-def serve_command(data: Path, policy: Path, ledger: Path, threads: int = 1) -> tuple[str, ...]:
+def serve_command(data: Path, policy: Path, ledger: Path) -> tuple[str, ...]:
     """Return the command of a site's daemon on these files."""
-    command = (sys.executable, "-W", "ignore", "-m", "simulations.cli", "site", "serve", "--threads", str(threads))
+    command = (sys.executable, "-W", "ignore", "-m", "simulations.cli", "site", "serve", "--threads", "1")
     return (*command, "--data", str(data), "--policy", str(policy), "--ledger", str(ledger))
 
 
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def hold_port() -> socket.socket:
+    """Hold a port of 127.0.0.1 until the socket is closed: the system gives it to nobody who asks for any port.
+
+    Whoever names it can listen there all the same, as servers set SO_REUSEADDR, and so can its next start.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
-def _listens(address: str) -> bool:
-    host, port = address.split(":")
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, int(port))) == 0
+def port_of(held: socket.socket) -> int:
+    """Return the port that a socket is bound to."""
+    return int(held.getsockname()[1])
+
+
+def _end(processes: Sequence[Supervised]) -> None:
+    """End processes: at their own pace for a while, then by force."""
+    for process in processes:
+        process.end(signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in processes:
+        process.wait(deadline - time.monotonic())
+    for process in processes:
+        process.end(signal.SIGKILL)
+        process.wait(_GRACE_SECONDS)
 
 
 def message_cpu_seconds(node: Supervised) -> float:
@@ -271,9 +282,8 @@ def message_cpu_seconds(node: Supervised) -> float:
 
     Its own time and its SuperExec's are left out: they look for work whether there is any or not.
     """
-    assert node.process is not None
     ticks = 0
-    for pid in _descendants(node.process.pid):
+    for pid in descendants(node.process.pid):
         with contextlib.suppress(OSError):  # it has just ended, and its parent has taken over its time
             own_user, own_system, ended_user, ended_system = map(
                 int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
@@ -284,18 +294,16 @@ def message_cpu_seconds(node: Supervised) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _descendants(pid: int) -> list[int]:
-    found, queue = [], [pid]
-    while queue:
-        for child in _children(queue.pop()):
-            found.append(child)
-            queue.append(child)
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, such as SuperExec's ServerApps, and theirs."""
+    found = []
+    for child in _children(pid):
+        found += [child, *descendants(child)]
     return found
 
 
 def _children(pid: int) -> list[int]:
     try:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has just ended
         return []
-    return [int(word) for word in words]

@@ -156,7 +156,6 @@ class SuperLink:
         app: Path,
         changes: Mapping[str, ConfigValue],
         *,
-        attempts: int = _MOST_ATTEMPTS,
         tell: Callable[[str], None] = lambda text: None,
     ) -> RunStatus:
         """Submit a run and watch it to its end; where its ServerApp is lost, submit it again from its checkpoint.
@@ -164,10 +163,10 @@ class SuperLink:
         A SuperLink that does not answer is waited for. What was a fault of the run itself, such as a bad config, is not
         tried again: it says so in its log.
         """
-        for attempt in range(1, attempts + 1):
-            again: dict[str, ConfigValue] = {"restart": True} if attempt > 1 else {}
+        again: dict[str, ConfigValue] = {}
+        for _ in range(_MOST_ATTEMPTS):
             run_id = self._patiently(partial(self.start, app, {**changes, **again}))
-            tell(f"run {run_id} submitted" + (f", attempt {attempt}: it goes on from its checkpoint" if again else ""))
+            tell(f"run {run_id} submitted{' again: it goes on from its checkpoint' if again else ''}")
             status = self._watch(run_id)
             if status.outcome == "completed":
                 return status
@@ -177,7 +176,18 @@ class SuperLink:
                     f"'fedsieve deploy logs {run_id}' has more"
                 )
             tell(f"run {run_id} lost its ServerApp: {status.details}")
-        raise DeploymentError(f"gave up after {attempts} attempts; 'fedsieve deploy run --resume' goes on where it was")
+            again = {"restart": True}
+        raise DeploymentError(
+            f"gave up after {_MOST_ATTEMPTS} attempts; 'fedsieve deploy run --resume' goes on where it was"
+        )
+
+    def answers(self) -> bool:
+        """Whether it answers; whoever answers in its place under another CA is an error."""
+        try:
+            self.nodes()
+        except LinkUnreachable:
+            return False
+        return True
 
     def wait_until_ready(self, seconds: float) -> None:
         """Return once the SuperLink answers."""

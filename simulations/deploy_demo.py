@@ -22,7 +22,7 @@ from common import datasets
 from common.config import ConfigValue, RunConfig, parse_assignment
 from common.errors import DeploymentError, FedsieveError
 from deployment.counters import compare
-from deployment.processes import LocalDeployment
+from deployment.processes import LocalDeployment, hold_port, port_of
 from deployment.superlink import RunStatus, SuperLink
 from server.runlog import Event, read_events
 from simulations.benchmarks import shim
@@ -92,10 +92,9 @@ class Compose:
     """docker-compose on this checkout, with the files of a deployment."""
 
     def __init__(self, files: DemoDeployment, project: str) -> None:
-        from deployment.processes import free_port
-
         self._command = compose_command()
-        self.control_port = free_port()
+        with hold_port() as one, hold_port() as other:  # no longer: Docker itself listens there
+            self.control_port, gate_port = port_of(one), port_of(other)
         self.project = project
         profile = "" if len(files.sites) <= 2 else "four-sites"
         self._environment = {
@@ -103,7 +102,7 @@ class Compose:
             "FEDSIEVE_FOLDER": str(files.folder),
             "FEDSIEVE_UID": str(give_to_containers(files.folder)),
             "FEDSIEVE_CONTROL_PORT": str(self.control_port),
-            "FEDSIEVE_PORT": str(free_port()),
+            "FEDSIEVE_PORT": str(gate_port),
             "COMPOSE_PROJECT_NAME": project,
             "COMPOSE_PROFILES": profile,
         }

@@ -1,6 +1,7 @@
 """A small deployment of plain processes, with a test build of the sites whose noise is that of a simulation."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from client.ledger import Ledger
 from client.remote import RemoteSite
 from common.config import RunConfig
 from common.datasets import Dataset
-from deployment.processes import LocalDeployment
+from deployment.processes import LocalDeployment, descendants
 from deployment.superlink import RunStatus
 from server.checkpoint import Checkpoint
 from server.runlog import Event, read_events
@@ -68,10 +69,24 @@ class Running:
             Access(address=address, ca=keys / "daemon-ca.crt", certificate=keys / "shim.crt", key=keys / "shim.key")
         )
 
+    def process(self, name: str) -> "subprocess.Popen[bytes]":
+        """Return a process as it runs now."""
+        return self.processes.processes[name].process
+
+    def kill(self, name: str) -> None:
+        """kill -9 a process alone; it is started again."""
+        process = self.process(name)
+        process.kill()
+        process.wait()
+
+    def children(self, name: str) -> list[int]:
+        """Return what a process has started, and what that has."""
+        return descendants(self.process(name).pid)
+
     def server_apps(self) -> list[int]:
         """Return the processes of running ServerApps."""
         found = []
-        for pid in self.processes.children("superexec"):
+        for pid in self.children("superexec"):
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
@@ -118,5 +133,5 @@ def deployment(
         sites.append(replace(site, daemon_command=(*test_build, str(number), *options)))
     with LocalDeployment(folder, files.server, sites) as processes:
         yield Running(processes, files, config)
-    left = [name for name, one in processes.processes.items() if one.process is None or one.process.poll() is None]
+    left = [name for name, one in processes.processes.items() if one.runs]
     assert not left, f"still running: {left}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployment.processes import QUIET, free_port
+from deployment.processes import QUIET, hold_port, port_of
 from simulations.deploy_demo import compose_command, wheels
 from tests.deployment.running import PROJECT, open_to_containers
 
@@ -88,11 +88,12 @@ def follow(commands: str, folder: Path, **environment: str) -> str:
 def test_the_first_run_without_docker(tmp_path: Path) -> None:
     given(tmp_path / "given")
     commands = script(tmp_path / "given", docker=False).replace("superlink.example.org", "localhost")
-    control = free_port()
-    for written, free in (("8000", control), ("8443", free_port()), ("9301", free_port()), ("9094", free_port())):
-        assert written in commands
-        commands = commands.replace(written, str(free))
-    assert "completed" in follow(commands, tmp_path, FEDSIEVE_SUPERLINK=f"127.0.0.1:{control}")
+    with contextlib.ExitStack() as held:
+        ports = {written: port_of(held.enter_context(hold_port())) for written in ("8000", "8443", "9301", "9094")}
+        for written, free in ports.items():
+            assert written in commands
+            commands = commands.replace(written, str(free))
+        assert "completed" in follow(commands, tmp_path, FEDSIEVE_SUPERLINK=f"127.0.0.1:{ports['8000']}")
     assert (tmp_path / "deployment" / "server" / "runs" / "first" / "checkpoint.npz").is_file()
 
 
@@ -109,13 +110,14 @@ def test_the_first_run_in_containers(tmp_path: Path) -> None:
         commands = re.sub(
             "(?m)^(FEDSIEVE_(BIND|GATE))", r"chown -R 10001:10001 keys sites server || true\n\1", commands
         )
-    control = free_port()
+    with hold_port() as one, hold_port() as other:  # no longer: Docker itself listens there
+        control, gate = port_of(one), port_of(other)
     project = {
         "COMPOSE_FILE": str(PROJECT / "docker-compose.yml"),
         "COMPOSE_PROJECT_NAME": "fedsieve-first-run",
         "FEDSIEVE_FOLDER": str(tmp_path / "deployment"),
         "FEDSIEVE_CONTROL_PORT": str(control),
-        "FEDSIEVE_PORT": str(free_port()),
+        "FEDSIEVE_PORT": str(gate),
     }
     try:
         with wheels():

@@ -21,13 +21,13 @@ def memory(pid: int) -> int:
 
 def sample(running: Running) -> dict[str, int]:
     """Return the memory of every process of the deployment, and of the ServerApp."""
-    pids = {name: one.process.pid for name, one in running.processes.processes.items() if one.process is not None}
+    pids = {name: one.process.pid for name, one in running.processes.processes.items()}
     for pid in running.server_apps():
         pids["server-app"] = pid
     # The warm helper of a node is what all its shims are forks of; it is the node's own child, they are the helper's.
     for name in list(pids):
         if name.endswith("-node"):
-            for child in reversed(running.processes.children(name)):
+            for child in reversed(running.children(name)):
                 with contextlib.suppress(OSError):  # a shim that has just ended
                     if b"warm_node" in Path(f"/proc/{child}/cmdline").read_bytes():
                         pids[name.replace("-node", "-shim")] = child

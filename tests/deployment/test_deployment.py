@@ -35,8 +35,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def test_a_deployment_gives_the_model_of_the_simulation_and_counts_its_bytes(running: Running, tmp_path: Path) -> None:
-    status = running.run("whole")
+def test_a_deployment_gives_the_model_of_the_simulation_and_counts_its_bytes(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert operator(running, "run", *settings(running, "whole")) == 0
+    status = running.processes.link.runs()[0]
+    assert f"run {status.run_id} completed" in capsys.readouterr().out
+    assert operator(running, "logs") == 0
+    assert "round 3" in capsys.readouterr().out.lower()
+    assert operator(running, "status") == 0
+    seen = capsys.readouterr().out
+    assert seen.count(" online ") == 2 and f"{status.run_id} " in seen and "completed" in seen
     assert running.model("whole") == running.simulated(tmp_path)
     (start,) = running.events("whole", "run")
     assert start["seeded_noise"] is False and start["declared_sizes"] == [[0, 120], [1, 120]]
@@ -48,6 +57,7 @@ def test_a_deployment_gives_the_model_of_the_simulation_and_counts_its_bytes(run
     assert comparison.ratio_without_envelopes < 0.9
 
 
+@pytest.mark.slow
 def test_a_server_killed_with_its_superlink_goes_on_charges_nobody_twice_and_is_watched(
     running: Running, tmp_path: Path
 ) -> None:
@@ -58,7 +68,7 @@ def test_a_server_killed_with_its_superlink_goes_on_charges_nobody_twice_and_is_
         wait_until(lambda: running.events("killed", "round"))
         for pid in running.server_apps():
             os.kill(pid, signal.SIGKILL)
-        running.processes.kill("superlink")
+        running.kill("superlink")
         done = len(running.events("killed", "round"))
         assert done < 3, "it was too late to kill the server"
         assert status_of(get(url)[1]) == f"Live: {done} of 3 rounds are done."
@@ -84,6 +94,7 @@ def settings(running: Running, name: str, **changes: object) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_plans_of_another_server_are_refused_by_all_and_cost_nothing(running: Running, tmp_path: Path) -> None:
     before = [running.site(number).status().entries for number in (0, 1)]
     other = tmp_path / "other.key"
@@ -185,25 +196,33 @@ def test_bad_input_is_told(running: Running, tmp_path: Path) -> None:
         link.register(running.files.sites[0].keys.public)
 
 
-def test_an_operator_sees_runs_and_nodes_reads_logs_and_stops_a_run(
+def test_an_operator_lets_a_node_in_and_out(
     running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
-    run_id = capsys.readouterr().out.split()[1]
-    logged = accumulate(running.processes.link.logs(int(run_id)))  # what was not sent before the stop is lost
-    assert any("round 1" in text.lower() for text in logged)
-    assert operator(running, "stop", run_id) == 0
-    wait_until(lambda: running.processes.link.run_status(int(run_id)).finished)
-    wait_until(lambda: not running.server_apps())  # it ends between rounds
-    assert len(running.events("stopped", "round")) < 500
-    assert operator(running, "logs", run_id) == 0
-    assert "round 1" in capsys.readouterr().out.lower()
     passing = SiteKeys.create(tmp_path / "passing-by", running.files.server.ca, ("localhost",), 1)
     assert operator(running, "register", str(passing.public)) == 0
     node = capsys.readouterr().out.split()[-1]
     assert operator(running, "status") == 0
-    seen = capsys.readouterr().out
-    assert seen.count(" online ") == 2 and "passing-by" in seen
-    assert f"{run_id} " in seen and "stopped" in seen and "from sites" in seen
+    assert f"{'passing-by':<20} registered   {node}" in capsys.readouterr().out
     assert operator(running, "unregister", node) == 0
     assert [one.status for one in running.processes.link.nodes() if one.name == "passing-by"] == ["unregistered"]
+
+
+def test_an_operator_stops_a_run(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator(running, "run", "--detach", *settings(running, "stopped", rounds=500, noise_multiplier=60.0)) == 0
+    run_id = capsys.readouterr().out.split()[1]
+    assert operator(running, "stop", run_id) == 0
+    status = running.processes.link.run_status(int(run_id))
+    assert status.finished and status.outcome == "stopped"
+
+
+@pytest.mark.slow
+def test_a_stopped_run_ends_between_rounds(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = running.processes.link.start(PROJECT, running.changes("between", rounds=500, noise_multiplier=60.0))
+    logged = accumulate(running.processes.link.logs(run_id))  # what was not sent before the stop is lost
+    assert any("round 1" in text.lower() for text in logged)
+    running.processes.link.stop(run_id)
+    wait_until(lambda: not running.server_apps())
+    assert len(running.events("between", "round")) < 500
+    assert operator(running, "logs", str(run_id)) == 0
+    assert "round 1" in capsys.readouterr().out.lower()
