@@ -13,6 +13,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 _MAX_BODY = 1 << 28  # 256 MiB, as between shim and daemon
-_CHUNK_SECONDS = 60.0  # for the next piece of a request to come
+_PATIENCE_SECONDS = 60.0  # for the next piece of a request or of its answer
 _KEPT_HEADERS = ("content-type", "content-length", "accept", "content-encoding")
 
 
@@ -35,7 +36,10 @@ def build(superlink: str, ca: Path) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(gate: Starlette) -> AsyncIterator[None]:
-        async with httpx.AsyncClient(base_url=f"https://{superlink}", verify=trust, timeout=60.0) as client:
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # sites share this client, and nothing else
+        async with httpx.AsyncClient(
+            base_url=f"https://{superlink}", verify=trust, timeout=_PATIENCE_SECONDS, cookies=no_cookies
+        ) as client:
             gate.state.client = client
             yield
 
@@ -46,10 +50,8 @@ def build(superlink: str, ca: Path) -> Starlette:
         try:
             asked = client.build_request(request.method, _path(request), content=body, headers=headers)
             reply = await client.send(asked, stream=True)
-        except httpx.TransportError as error:  # nodes try again after a 503
-            return Response(f"the SuperLink does not answer: {type(error).__name__}", status_code=503)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+        except (httpx.TransportError, ClientDisconnect) as error:  # nodes try again after a 503
+            return Response(f"the SuperLink was not asked: {type(error).__name__}", status_code=503)
         kept = {n: v for n, v in reply.headers.items() if n == "content-type" or n.startswith(("flwr-", "x-flwr-"))}
         return StreamingResponse(reply.aiter_bytes(), reply.status_code, kept, background=BackgroundTask(reply.aclose))
 
@@ -69,17 +71,17 @@ def _path(request: Request) -> str:
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
     """Yield a request's body as it comes: whoever sends much, or slowly, fills nobody's memory here."""
-    if int(request.headers.get("content-length", 0)) > _MAX_BODY:
+    if int(request.headers.get("content-length", "0")) > _MAX_BODY:
         raise HTTPException(413, f"at most {_MAX_BODY} bytes")
     size, pieces = 0, aiter(request.stream())
     while True:
         try:
-            async with asyncio.timeout(_CHUNK_SECONDS):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
                 piece = await anext(pieces)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise HTTPException(408, f"nothing came for {_CHUNK_SECONDS:g} s") from None
+            raise HTTPException(408, f"nothing came for {_PATIENCE_SECONDS:g} s") from None
         size += len(piece)
         if size > _MAX_BODY:
             raise HTTPException(413, f"at most {_MAX_BODY} bytes")
@@ -93,10 +95,10 @@ def main() -> None:
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT", help="where the SuperLink listens")
     parser.add_argument("--keys", required=True, type=Path, help="folder with ca.crt, server.crt and server.key")
     options = parser.parse_args()
-    host, port = options.listen.rsplit(":", 1)
+    host, _, port = options.listen.rpartition(":")
     uvicorn.run(
         build(options.superlink, options.keys / "ca.crt"),
-        host=host,
+        host=host.strip("[]"),
         port=int(port),
         ssl_certfile=str(options.keys / "server.crt"),
         ssl_keyfile=str(options.keys / "server.key"),
