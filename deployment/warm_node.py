@@ -17,12 +17,12 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
 _COMMAND = "flwr-clientapp"
 _PRELOADED = ("flwr.supernode.cli", "flwr.clientapp", "google.protobuf", "grpc", "numpy")
-_MAX_REQUEST = 1 << 16
 
 # What SuperExec finds as 'flwr-clientapp': hands its arguments to the helper, or does it the slow way without one.
 _STUB = """\
@@ -53,12 +53,17 @@ def main() -> NoReturn:
     stub.chmod(0o700)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
-    listener.listen(64)
+    listener.listen()
     node_lives, node_holds = os.pipe()  # reads as ended once the SuperNode is gone, however it went
     if os.fork() == 0:
         os.close(node_holds)
         try:
             _help(listener, node_lives)
+        except Exception:
+            traceback.print_exc()
+            print("the warm helper has failed: ClientApps start the slow way from now on", file=sys.stderr, flush=True)
+            listener.close()
+            os.read(node_lives, 1)  # until the SuperNode is gone: what it finds in the folder starts them so
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
@@ -81,12 +86,14 @@ def _help(listener: socket.socket, node_lives: int) -> None:
             return
         _clear_away()
         with contextlib.suppress(OSError, ValueError), listener.accept()[0] as asker:
-            arguments = json.loads(_received(asker))
+            asker.settimeout(5.0)
+            with asker.makefile() as request:
+                arguments = json.load(request)
             if os.fork() == 0:
                 listener.close()
                 os.close(node_lives)
                 asker.close()
-                _become_client_app([str(word) for word in arguments])
+                _become_client_app(arguments)
             asker.sendall(b"+")
 
 
@@ -97,30 +104,20 @@ def _clear_away() -> None:
             pass
 
 
-def _received(asker: socket.socket) -> bytes:
-    asker.settimeout(5.0)
-    data = b""
-    while chunk := asker.recv(4096):
-        data += chunk
-        if len(data) > _MAX_REQUEST:
-            raise ValueError("request too long")
-    return data
-
-
 def _become_client_app(arguments: list[str]) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.argv = [_COMMAND, *arguments]
-    code: object = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.argv = [_COMMAND, *arguments]
         importlib.import_module("flwr.supernode.cli").flwr_clientapp()
-        code = 0
-    except SystemExit as leaving:
-        code = leaving.code
+    except SystemExit:
+        pass  # it has said why
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        os._exit(0)  # nobody asks how it ended: the SuperNode waits for its reply
 
 
 if __name__ == "__main__":
