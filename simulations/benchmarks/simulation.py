@@ -6,7 +6,7 @@ Two cases. ``training`` has the shape of pfl-research's benchmark: 1,000 sites o
 epoch in batches of 10, a CNN of 1.6 million parameters. ``overhead`` asks 1,000 sites for next to nothing: what is left
 is the engine. Nothing is private here, since the cost of clipping each record would hide that of the engine.
 
-Every engine runs in processes of its own, and all of them must end with the same model. They take turns, a round each,
+Every engine runs in processes of its own, and all of them must end with the same models. They take turns, a round each,
 so that whatever else the machine does falls on all alike; a ratio is the median over the rounds of each round's ratio.
 Costs are those of the whole tree of processes, without start-up and without the first round.
 """
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -43,6 +43,7 @@ from common.errors import FedsieveError
 from server.federation import Member, draw_cohort
 from server.runlog import Event
 from simulations.partition import split
+from simulations.ray_grid import start_ray
 from simulations.run import Engine, config_with, simulate
 from simulations.seeded import SeededRandomness
 
@@ -69,12 +70,9 @@ _CASES: dict[str, dict[str, ConfigValue]] = {
     "overhead": {"dataset": f"{_HERE}:points", "model": "linear:4-2", "cohort": 0, "sampling-rate": 1.0},
 }
 _STEPS = {"training": 5, "overhead": 1}
-# Who takes turns with whom. Flower's engine stays apart: it polls its nodes even while it has nothing to do.
-_TABLES = (
-    ("training", ("bare loop", "ours")),
-    ("training", ("Flower",)),
-    ("overhead", ("bare loop", "ours")),
-)
+# Who takes turns with whom, at which cases. Flower's engine stays apart: it polls its nodes even while it has nothing
+# to do.
+_TABLES = ((("bare loop", "ours"), ("training", "overhead")), (("Flower",), ("training",)))
 
 
 def cnn() -> nn.Module:
@@ -132,6 +130,7 @@ def play_bare_loop(config: RunConfig, round_done: RoundDone) -> Values:
 
 def play_ours(config: RunConfig, round_done: RoundDone) -> Values:
     """Do what ``fedsieve simulate`` does."""
+    start_ray("local")  # once for all cases
     return simulate(config, Engine(), (_at_end_of_round(round_done),)).model
 
 
@@ -171,7 +170,11 @@ def play_flower(config: RunConfig, round_done: RoundDone) -> Values:
         exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
         client_app_attr="client.app:app",
         server_app=server_app,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        # By itself Flower's engine joins any Ray that was noted on this machine: its processes would make other data.
+        backend_config={
+            "init_args": {"address": "local"},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
         app_dir=str(_PROJECT),
         run=run,
         is_app=True,
@@ -180,7 +183,13 @@ def play_flower(config: RunConfig, round_done: RoundDone) -> Values:
 
 
 def _at_end_of_round(round_done: RoundDone) -> Callable[[Event], None]:
-    return lambda event: round_done() if event["event"] == "round" else None
+    def listen(event: Event) -> None:
+        if event["event"] == "round":
+            if event["rejections"]:
+                raise FedsieveError(f"round {event['round']}: rejected {event['rejections']}")
+            round_done()
+
+    return listen
 
 
 _ENGINES: dict[str, Callable[[RunConfig, RoundDone], Values]] = {
@@ -216,8 +225,8 @@ class Cost:
     seconds: float
 
 
-def _play(case: str, engine: str, rounds: int, folder: Path) -> None:
-    """Play a case in this process: after each round say what it cost, then wait for a line on stdin."""
+def _play(engine: str, cases: Sequence[str], rounds: int, folder: Path) -> None:
+    """Play cases in this process: after each round say what it cost, then wait for a line on stdin."""
     began = (0.0, 0.0)
 
     def round_done() -> None:
@@ -227,53 +236,60 @@ def _play(case: str, engine: str, rounds: int, folder: Path) -> None:
         sys.stdin.readline()
         began = (tree_cpu_seconds(), time.perf_counter())
 
-    shape = {**_CASES[case], "steps-per-round": _STEPS[case], "sites": _SITES, "rounds": 1 + rounds}
-    plain = {"private": False, "final-density": 1.0, "learning-rate": 0.05, "evaluate-every": 0, "device": "cpu"}
-    exact = {"value-coding": "f32", "downlink-coding": "f32"}  # all engines must end with the same model
-    config = config_with({**shape, **plain, **exact, "name": "run", "out": str(folder)})
-    np.save(folder / "model.npy", _ENGINES[engine](config, round_done))
+    for case in cases:
+        shape = {**_CASES[case], "steps-per-round": _STEPS[case], "sites": _SITES, "rounds": 1 + rounds}
+        plain = {"private": False, "final-density": 1.0, "learning-rate": 0.05, "evaluate-every": 0, "device": "cpu"}
+        exact = {"value-coding": "f32", "downlink-coding": "f32"}  # all engines must end with the same model
+        config = config_with({**shape, **plain, **exact, "name": case, "out": str(folder)})
+        np.save(folder / f"{case}.npy", _ENGINES[engine](config, round_done))
 
 
 class Player:
-    """An engine with a case, in a process of its own, that plays a round whenever it is told to."""
+    """An engine in a process of its own, which plays a round of the cases, one after another, whenever it is told to.
 
-    def __init__(self, case: str, engine: str, rounds: int, sites: int, stack: ExitStack) -> None:
-        """Start it and have it play the round that does not count."""
+    The first round of each case is played untold, and does not count.
+    """
+
+    def __init__(self, engine: str, cases: Sequence[str], rounds: int, sites: int, stack: ExitStack) -> None:
+        """Start it."""
         self.engine = engine
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsieve-")))
         errors = stack.enter_context((self._folder / "errors").open("w"))
+        environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _HERE, "--rounds", str(rounds), "--play", case, engine, str(self._folder)],
-            env={**os.environ, **_QUIET, _SITES_VARIABLE: str(sites)},
+            [sys.executable, "-m", _HERE, "--rounds", str(rounds), "--play", engine, str(self._folder), *cases],
+            env={**environment, **_QUIET, _SITES_VARIABLE: str(sites)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
         )
         stack.callback(self._process.kill)
-        self._cost()
 
-    def play_round(self) -> Cost:
-        """Let it play a round, and return what that cost."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._cost()
-
-    def finish(self) -> Values:
-        """Let it end, and return its final model."""
-        self._process.communicate()
-        if self._process.returncode:
-            raise self._failure()
-        model: Values = np.load(self._folder / "model.npy")
-        return model
-
-    def _cost(self) -> Cost:
+    def wait(self) -> Cost:
+        """Wait until it has played a round, and return what that cost."""
         assert self._process.stdout is not None
         for line in self._process.stdout:  # Flower and Ray print there too
             if line.startswith('{"cost"'):
                 return Cost(**json.loads(line)["cost"])
         raise self._failure()
+
+    def go_on(self) -> None:
+        """Let it play the next round, or the first one of the next case."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> None:
+        """Let it end."""
+        self._process.communicate()
+        if self._process.returncode:
+            raise self._failure()
+
+    def model(self, case: str) -> Values:
+        """Return the final model of a case, once it has ended."""
+        model: Values = np.load(self._folder / f"{case}.npy")
+        return model
 
     def _failure(self) -> FedsieveError:
         return FedsieveError(f"{self.engine} failed:\n{(self._folder / 'errors').read_text()[-3000:]}")
@@ -284,21 +300,30 @@ Costs = dict[tuple[str, str], list[Cost]]
 
 def measure(repeats: int, rounds: int, sites: int, say: Callable[[str], None]) -> Costs:
     """Return what each round of each engine at each case cost; fail where two engines did not do the same work."""
-    costs: Costs = {(case, engine): [] for case, engines in _TABLES for engine in engines}
+    costs: Costs = {(case, engine): [] for engines, cases in _TABLES for case in cases for engine in engines}
     expected: dict[str, Values] = {}
     for repeat in range(1, repeats + 1):
-        for case, engines in _TABLES:
+        for engines, cases in _TABLES:
             with ExitStack() as stack:
-                players = [Player(case, engine, rounds, sites, stack) for engine in engines]
-                for player in players * rounds:
-                    cost = player.play_round()
-                    costs[case, player.engine].append(cost)
-                    say(f"{repeat}/{repeats} {case}, {player.engine}: {cost.cpu:.2f} CPU s, {cost.seconds:.2f} s")
+                players = [Player(engine, cases, rounds, sites, stack) for engine in engines]
+                for case in cases:
+                    for player in players:  # all of them, so that nobody plays while another one's round counts
+                        player.wait()
+                    for player in players * rounds:
+                        player.go_on()
+                        cost = player.wait()
+                        costs[case, player.engine].append(cost)
+                        say(f"{repeat}/{repeats} {case}, {player.engine}: {cost.cpu:.2f} CPU s, {cost.seconds:.2f} s")
+                    if case != cases[-1]:
+                        for player in players:
+                            player.go_on()
                 for player in players:
-                    model = player.finish()
-                    apart = float(np.abs(model - expected.setdefault(case, model)).max())  # NaN must fail too
-                    if not apart <= _TOLERANCE:
-                        raise FedsieveError(f"{case}: {player.engine} and {engines[0]} end {apart:g} apart")
+                    player.finish()
+                    for case in cases:
+                        model = player.model(case)
+                        apart = float(np.abs(model - expected.setdefault(case, model)).max())  # NaN must fail too
+                        if not apart <= _TOLERANCE:
+                            raise FedsieveError(f"{case}: {player.engine} and {_TABLES[0][0][0]} end {apart:g} apart")
     return costs
 
 
@@ -338,11 +363,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="rounds that count, each time (default: 2)")
     parser.add_argument("--sites", type=int, default=_SITES, help=f"sites of each case (default: {_SITES})")
     parser.add_argument("--quick", action="store_true", help="once: a first look in under three minutes")
-    parser.add_argument("--play", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--play", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.play:
-        case, engine, folder = options.play
-        _play(case, engine, options.rounds, Path(folder))
+        engine, folder, *cases = options.play
+        _play(engine, cases, options.rounds, Path(folder))
         return 0
     if (least := min(options.repeats, options.rounds, options.sites)) < 1:
         parser.error(f"expected --repeats, --rounds and --sites of at least 1, got {least}")
