@@ -20,19 +20,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from client.channel import DAEMON_OPTIONS, TOKEN_KEY, Access
 from client.rpc import site_pb2 as messages
 from client.rpc.site_pb2_grpc import SiteServicer, add_SiteServicer_to_server
-from client.site import Guard, Site
+from client.site import Guard, Site, TrainingStopped
 from common.accounting import epsilon_of
-from common.errors import FedsieveError, ModelMissing, PlanRefused, WireError
+from common.errors import FedsieveError, ModelMissing, NoRelease, PlanRefused, WireError
 from common.plan import RoundPlan
 
 log = logging.getLogger("fedsieve.site")
 
 _SERVICE = "fedsieve.site.v1.Site"
 _THREADS = 8
-
-
-class _Stopping(Exception):  # noqa: N818 - not an error: the operator stops the daemon
-    """The daemon is being stopped in the middle of a round."""
 
 
 class SiteService(SiteServicer):
@@ -63,7 +59,7 @@ class SiteService(SiteServicer):
         while True:
             event = events.get()
             if isinstance(event, BaseException):
-                code = grpc.StatusCode.UNAVAILABLE if isinstance(event, _Stopping) else grpc.StatusCode.INTERNAL
+                code = grpc.StatusCode.UNAVAILABLE if isinstance(event, TrainingStopped) else grpc.StatusCode.INTERNAL
                 context.abort(code, str(event))
                 return  # abort has raised; type checkers do not know
             yield event
@@ -79,12 +75,14 @@ class SiteService(SiteServicer):
         with self._training:  # one at a time; whoever comes second waits
             try:
                 if self._stopping.is_set() or not still_asked():  # nobody would see what is charged now
-                    raise _Stopping("the site is being stopped, or the asker is gone")
+                    raise TrainingStopped("the site is being stopped, or the asker is gone")
                 tell(self._answer(request, tell))
-            except _Stopping as stopping:
+            except TrainingStopped as stopping:
                 log.warning("%s", stopping)
                 tell(stopping)
-            except Exception as error:  # whatever a training raises is told, and the daemon lives on
+            except NoRelease as failed:  # the site has logged why
+                tell(failed)
+            except Exception as error:  # before the charge: no record had a part in it
                 log.exception("training failed")
                 tell(error if isinstance(error, FedsieveError) else RuntimeError("training failed at the site"))
             finally:
@@ -99,7 +97,7 @@ class SiteService(SiteServicer):
 
             def progress(steps_done: int) -> None:
                 if self._stopping.is_set():
-                    raise _Stopping("the site is being stopped in the middle of a round; its charge stays")
+                    raise TrainingStopped("the site is being stopped in the middle of a round; its charge stays")
                 current = messages.Progress(steps_done=steps_done, steps=plan.steps)
                 self._now.progress.CopyFrom(current)
                 tell(messages.TrainReply(progress=current))

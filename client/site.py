@@ -1,6 +1,7 @@
 """The Site: carries out a plan on its own data and returns nothing but a coded update."""
 
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from client.clipping.book_keeping import ClippedSum
 from client.clipping.self_check import require_agreement
 from client.data import SiteData
 from client.ledger import Ledger
@@ -17,11 +17,17 @@ from client.policy import SitePolicy
 from client.randomness import OsRandomness, Randomness
 from common import broadcast, coding, models
 from common.coding import SparseUpdate, Values
-from common.errors import ConfigError, DatasetError, ModelError, PlanRefused
+from common.errors import ConfigError, DatasetError, ModelError, NoRelease, PlanRefused
 from common.plan import RoundPlan
 from common.signing import is_signed_by
 
+log = logging.getLogger("fedsieve.site")
+
 _LEAST_STEP = 1e-30
+
+
+class TrainingStopped(Exception):  # noqa: N818 - not an error: the operator stops the site
+    """Raised by the ``progress`` of ``Site.train``: the round can be asked for again under its charge."""
 
 
 class Workbench:
@@ -115,6 +121,7 @@ class Site:
         self._randomness = randomness
         self._workbench = workbench
         self._guard = guard
+        self._failed: set[int] = set()  # charges whose round failed in this process
 
     @property
     def declared_size(self) -> int:
@@ -129,14 +136,13 @@ class Site:
         records cannot be clipped one by one: the round is paid for, and its parameters are the server's choice.
         """
         model = self._workbench.model(name)
-        inputs, made_up_targets = self._data.example(3, model.vector.device)
+        inputs, _ = self._data.example(3, model.vector.device)
         try:
-            outputs = model.module(models.channels_last(inputs))
+            outputs = model.module(model.laid_out(inputs))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ModelError(f"{name} does not take records of shape {tuple(inputs.shape[1:])}: {error}") from error
         if self._guard is None or "record" in self._guard.policy.privacy_units:
-            engine = ClippedSum(model, None, 1.0, physical_batch_size=len(inputs))
-            require_agreement(model, engine, inputs, made_up_targets, None)
+            require_agreement(model, self._data.example)
         if hasattr(model.module, "loss"):  # its targets are its own
             return
         targets = self._data.targets[self._data.rows]
@@ -156,12 +162,13 @@ class Site:
         """Carry out a plan from the given model and return the coded update.
 
         A guarded site checks the plan against its policy and writes the charge down before it trains; a round that was
-        carried out before returns the same bytes and costs nothing. What ``progress`` raises ends the training; the
-        charge stays, and the same round can be asked for again.
+        carried out before returns the same bytes and costs nothing. ``progress`` may raise TrainingStopped; the charge
+        stays, and the same round can be asked for again.
 
         Raises WireError for bytes that are not a plan or a model, PlanRefused for a plan that this site cannot or will
         not carry out, ModelMissing where the model came as a difference from one that is not held here; in all cases
-        nothing was spent.
+        nothing was spent. What else goes wrong before the charge is raised as it is. What goes wrong after it may be
+        some record's doing: a guarded site logs it, raises NoRelease, and does not train the round again.
         """
         plan = RoundPlan.from_bytes(plan_bytes)
         if self._guard is None:
@@ -179,10 +186,19 @@ class Site:
             )
         elif (kept := ledger.release_of(entry)) is not None:
             return kept
+        elif entry.number in self._failed:
+            raise NoRelease
         else:  # charged, but a crash came before the release
             model = self._loaded(plan, model_bytes)
-        release = self._release(plan, model, progress)
-        ledger.keep(entry, release)
+        try:
+            release = self._release(plan, model, progress)
+            ledger.keep(entry, release)
+        except TrainingStopped:
+            raise
+        except Exception:
+            self._failed.add(entry.number)
+            log.exception("run %s, round %d failed after its charge", plan.run, plan.round)
+            raise NoRelease from None
         return release
 
     def evaluate(self, plan_bytes: bytes, model_bytes: bytes, signature: bytes = b"") -> SiteScore:
@@ -203,7 +219,7 @@ class Site:
                 for start in range(0, self._data.size, plan.physical_batch_size):
                     rows = np.arange(start, min(start + plan.physical_batch_size, self._data.size))
                     inputs, targets = self._data.batch(rows, model.vector.device)
-                    outputs = model.module(models.channels_last(inputs))
+                    outputs = model.module(model.laid_out(inputs))
                     found = models.right_answers(outputs, targets)
                     right = None if found is None or right is None else right + found
                     loss += float(models.sample_losses(model.module, outputs, targets).sum())
@@ -228,6 +244,8 @@ class Site:
             )
         if model.size != plan.mask.size:
             raise PlanRefused(f"plan speaks of {plan.mask.size} parameters, but {plan.model} has {model.size} here")
+        if plan.private and plan.privacy_unit == "record":
+            require_agreement(model, self._data.example)
         model.load(self._workbench.shelf.received(plan, model_bytes))
         return model
 

@@ -150,7 +150,12 @@ def _read_npz(path: Path) -> Dataset:
 
 
 def _narrow(inputs: NDArray[Any]) -> NDArray[Any]:
-    return inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs
+    return _with_channel(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
+
+
+def _with_channel(inputs: NDArray[Any]) -> NDArray[Any]:
+    """Return grey pictures, bytes of shape (records, height, width), with the channel that convolutions expect."""
+    return inputs[:, None] if inputs.dtype == np.uint8 and inputs.ndim == 3 else inputs
 
 
 def _classes_or_numbers(targets: NDArray[Any]) -> NDArray[Any]:
@@ -160,9 +165,9 @@ def _classes_or_numbers(targets: NDArray[Any]) -> NDArray[Any]:
 def _read_idx_folder(folder: Path) -> Dataset:
     arrays = {name: _read_idx(_idx_path(folder, name)) for name in _IDX_FILES}
     return Dataset(
-        train_inputs=arrays["train_inputs"],
+        train_inputs=_with_channel(arrays["train_inputs"]),
         train_targets=arrays["train_targets"].astype(np.int64),
-        test_inputs=arrays["test_inputs"],
+        test_inputs=_with_channel(arrays["test_inputs"]),
         test_targets=arrays["test_targets"].astype(np.int64),
     )
 

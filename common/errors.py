@@ -10,11 +10,13 @@
     ├── WireError           bytes from the other side are not what they claim to be
     ├── PlanRefused         a site will not carry out a plan; nothing was spent
     ├── ModelMissing        a site does not hold the model that a plan builds on; nothing was spent
+    ├── NoRelease           a site was charged for a round and failed in it: its operator alone is told why
     ├── SiteUnreachable     a site's daemon cannot be reached, or fails
     │   └── DaemonStopped   it was there and stopped in the middle: asking again costs nothing
     ├── LedgerError         a site's privacy ledger is missing, damaged, too new or cannot be written
     ├── RunFolderError      the files of a run are missing, damaged or belong to another run
     ├── FederationError     the sites that a run needs did not come, or answered nonsense when joining
+    ├── NothingLearned      a run ended in which no round counted
     └── DeploymentError     a process of a deployment cannot be reached, refuses or does not come up
 
 Messages name the value, what was expected, and what to do about it.
@@ -60,6 +62,13 @@ class ModelMissing(FedsieveError):  # noqa: N818 - it is an answer, not a fault
     """A site does not hold the model that a plan builds on; nothing was spent."""
 
 
+class NoRelease(FedsieveError):  # noqa: N818 - it is an answer, not a fault
+    """A site was charged for a round and failed in it: its operator alone is told why, since records may be why."""
+
+    def __init__(self) -> None:
+        super().__init__("the site has no release for this round; its operator finds the reason in the site's log")
+
+
 class SiteUnreachable(FedsieveError):  # noqa: N818 - it is a state, not a fault
     """A site's daemon cannot be reached, or fails."""
 
@@ -78,6 +87,10 @@ class RunFolderError(FedsieveError):
 
 class FederationError(FedsieveError):
     """The sites that a run needs did not come, or answered nonsense when joining."""
+
+
+class NothingLearned(FedsieveError):  # noqa: N818 - it says what came of a run
+    """A run ended in which no round counted: its model is the first one."""
 
 
 class DeploymentError(FedsieveError):

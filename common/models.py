@@ -231,6 +231,10 @@ def right_answers(outputs: Tensor, targets: Tensor) -> int | None:
     return None if targets.is_floating_point() else int((outputs.argmax(1) == targets).sum())
 
 
+def _made_up() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
 class FlatModel:
     """A module whose trainable parameters are views of one flat vector, in the order of ``named_parameters``."""
 
@@ -248,6 +252,7 @@ class FlatModel:
                     "then has a gradient of its own; use torch.nn.GroupNorm instead"
                 )
         self.module = module
+        self._channels_last: dict[torch.Size, bool] = {}
         self.shapes = {name: p.shape for name, p in named}
         self.vector = torch.empty(sum(p.numel() for _, p in named), dtype=dtype, device=named[0][1].device)
         views = self.named_views(self.vector)
@@ -262,10 +267,35 @@ class FlatModel:
     def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the gradient of the summed loss of a batch by the whole vector, shape (d,); not private."""
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        loss = sample_losses(self.module, self.module(channels_last(inputs)), targets).sum()
+        loss = sample_losses(self.module, self.module(self.laid_out(inputs)), targets).sum()
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
         return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """Return a batch in the memory layout that suits the model best; its numbers stay the same.
+
+        Pictures have their channels last where two made-up ones pass forward and backward so. Under ``x.view(-1, 400)``
+        after a convolution, for one, they do not.
+        """
+        if inputs.dim() != 4:
+            return inputs
+        shape = inputs.shape[1:]
+        if shape not in self._channels_last:
+            self._channels_last[shape] = self._passes(channels_last(torch.rand(2, *shape, generator=_made_up())))
+        return channels_last(inputs) if self._channels_last[shape] else inputs
+
+    def _passes(self, inputs: Tensor) -> bool:
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        inputs = inputs.to(self.vector)
+        devices = [inputs.device] if inputs.device.type == "cuda" else []
+        # What is drawn inside the model here must not shift what a round draws.
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+            try:
+                torch.autograd.grad(self.module(inputs).sum(), parameters, allow_unused=True)
+            except RuntimeError:
+                return False
+        return True
 
     def load(self, values: Values) -> None:
         """Overwrite all parameters."""

@@ -25,6 +25,8 @@ def scattered(pictures: NDArray[Any], cache: Path) -> NDArray[np.float32]:
     in ``cache`` by a hash of the pictures.
     Source: random-sparsification, section 6 (H-CNN/S); Oyallon and Mallat, "Deep roto-translation scattering" (2015).
     """
+    if pictures.ndim == 4 and pictures.shape[1] == 1:
+        pictures = pictures[:, 0]
     if pictures.ndim != 3:
         raise DatasetError(f"expected pictures of one channel, (count, height, width), got shape {pictures.shape}")
     name = hashlib.sha256(repr((pictures.shape, pictures.dtype.str)).encode() + np.ascontiguousarray(pictures).data)

@@ -1,7 +1,8 @@
 """Any other layer: per-record gradients of that layer alone, through torch.func or a loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from torch.utils import _pytree as pytree
 
 from client.clipping.explicit import explicit
 from client.clipping.rule import Call, Contribution, Masks
+from common.errors import ModelError
 
 Gradients = dict[str, Tensor]
+_LEARNT: "WeakKeyDictionary[nn.Module, list[list[bool]]]" = WeakKeyDictionary()
+"""Of each layer, for each of its calls in a forward pass: which of the tensors that it is given count the records."""
 
 
 class AnyLayerRule:
@@ -29,15 +33,15 @@ class AnyLayerRule:
     def contribution(self, calls: list[Call]) -> Contribution:
         """Return what the layer adds to the batch; see ``LayerRule``."""
         total: Gradients = {}
-        for call in calls:
-            found = self._per_record(call)
+        for number, call in enumerate(calls):
+            found = self._per_record(call, number)
             total = {name: total[name] + g if total else g for name, g in found.items()}
         return explicit(total, self._masks)
 
-    def _per_record(self, call: Call) -> Gradients:
+    def _per_record(self, call: Call, number: int) -> Gradients:
         parameters = {name: p.detach() for name, p in self._layer.named_parameters() if name in self._masks}
         tensors, rebuild = _split_tensors((call.arguments, call.keywords))
-        input_dims = _input_dims(self._layer, call, tensors)
+        input_dims = _input_dims(self._layer, number, tensors)
         leaves = pytree.tree_leaves(call.gradient, is_leaf=lambda leaf: leaf is None)
         places = [place for place, leaf in enumerate(leaves) if leaf is not None]
         gradients = [leaves[place] for place in places]
@@ -61,13 +65,83 @@ class AnyLayerRule:
             return found
 
 
-def _input_dims(layer: nn.Module, call: Call, tensors: list[Tensor]) -> list[int | None]:
-    """Return which dimension of each argument counts the records; None where it is the same for all of them."""
+def learn_arguments(
+    module: nn.Module, layers: Iterable[tuple[str, nn.Module]], three_records: Tensor, five_records: Tensor
+) -> None:
+    """Learn which tensors each named layer of a module is given count the records, by passing it 3 records and 5.
+
+    What all records share, such as a mask of positions, keeps its shape; it may have as many rows as a batch has
+    records, which no single pass could tell.
+    Guarantees: a layer whose first tensor does not count the records, a tensor that counts them in another dimension,
+    and a layer that is called differently in the two passes are ModelErrors.
+    """
+    layers = list(layers)
+    three, five = _shapes(module, layers, three_records), _shapes(module, layers, five_records)
+    for name, layer in layers:
+        if [len(call) for call in three[layer]] != [len(call) for call in five[layer]]:
+            raise ModelError(f"layer {name!r} is called otherwise with 5 records than with 3")
+        learnt = [
+            [_counts(name, layer, *pair) for pair in zip(*calls, strict=True)]
+            for calls in zip(three[layer], five[layer], strict=True)
+        ]
+        for call, shapes in zip(learnt, five[layer], strict=True):
+            if call and not call[0]:
+                raise ModelError(_elsewhere(name, layer, shapes[0]))
+        _LEARNT[layer] = learnt
+
+
+def _shapes(
+    module: nn.Module, layers: list[tuple[str, nn.Module]], inputs: Tensor
+) -> dict[nn.Module, list[list[torch.Size]]]:
+    """Return the shapes of the tensors that each layer is given in a pass of a batch, call by call."""
+    seen: dict[nn.Module, list[list[torch.Size]]] = {layer: [] for _, layer in layers}
+
+    def note(layer: nn.Module, arguments: Any, keywords: Any) -> None:
+        seen[layer].append([tensor.shape for tensor in _split_tensors((arguments, keywords))[0]])
+
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in seen]
+    try:
+        with torch.no_grad():
+            module(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _counts(name: str, layer: nn.Module, three: torch.Size, five: torch.Size) -> bool:
+    """Tell whether a tensor of these shapes in batches of 3 and 5 counts the records."""
+    dims = [1] if isinstance(layer, nn.RNNBase) else []  # of states
+    if three == five:
+        return False
+    if any(len(three) > dim and (three[dim], five[dim]) == (3, 5) for dim in [batch_dim(layer), *dims]):
+        return True
+    raise ModelError(_elsewhere(name, layer, five))
+
+
+def _elsewhere(name: str, layer: nn.Module, shape: torch.Size) -> str:
+    return (
+        f"layer {name!r} expected an input whose dimension {batch_dim(layer)} is the 5 records of the batch, got "
+        f"{tuple(shape)}: keep the records in the first dimension throughout the model"
+    )
+
+
+def _input_dims(layer: nn.Module, number: int, tensors: list[Tensor]) -> list[int | None]:
+    """Return which dimension of each tensor of a call counts the records; None where it is the same for all of them."""
     first = batch_dim(layer)
     if isinstance(layer, nn.RNNBase):
         return [first, *[1] * (len(tensors) - 1)]  # states are (layers, batch, width) whatever comes first elsewhere
-    records = call.inputs.shape[first]
-    return [first if t.dim() > first and t.shape[first] == records else None for t in tensors]
+    if len(tensors) == 1:
+        return [first]
+    if layer not in _LEARNT:
+        raise ModelError(
+            f"a {type(layer).__name__} layer is given {len(tensors)} tensors, and it is not known which of them count "
+            "the records: have the model checked first (client.clipping.self_check.require_agreement)"
+        )
+    calls = _LEARNT[layer]
+    if number >= len(calls) or len(calls[number]) != len(tensors):
+        raise ModelError(f"a {type(layer).__name__} layer is called otherwise than when the model was checked")
+    return [first if counts else None for counts in calls[number]]
 
 
 def _output_dim(layer: nn.Module, place: int) -> int:

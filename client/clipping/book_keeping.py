@@ -6,7 +6,7 @@ from torch import Tensor
 from client.clipping.capture import Layer, capture
 from client.clipping.rule import Contribution, Masks
 from client.clipping.rules import entries_per_record, layers_of, rule_of
-from common.models import FlatModel, channels_last, sample_losses
+from common.models import FlatModel, sample_losses
 
 _WRITTEN_ENTRIES = 1 << 24  # of per-record gradients that may be held at once: 64 MiB
 
@@ -64,9 +64,10 @@ class ClippedSum:
     def contributions(self, inputs: Tensor, targets: Tensor) -> list[Contribution]:
         """Return what every layer adds to a batch: the forward pass, the backward pass and the books."""
         module = self._model.module
+        inputs = self._model.laid_out(inputs)
 
         def loss() -> Tensor:
-            return sample_losses(module, module(channels_last(inputs)), targets).sum()
+            return sample_losses(module, module(inputs), targets).sum()
 
         calls = capture(self._layers, loss, len(inputs))
         with torch.no_grad():

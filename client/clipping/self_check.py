@@ -1,52 +1,87 @@
 """Before a model is trusted to the engine: does the engine agree with plain autograd on it?
 
 Layers can do what no rule foresees: use a weight outside its layer, or mix the records of a batch. Either would break
-the promise silently, so every model is tried once, on made-up records: what comes of it tells nothing of a site's.
+the promise silently, so every model is tried once, on made-up records and parameters: no site's record is used, and no
+parameter of a server's choice. A model that cannot be judged is not trained.
 """
 
 import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from client.clipping.any_layer import learn_arguments
 from client.clipping.book_keeping import ClippedSum, squared_norms
+from client.clipping.rules import layers_of
 from common.errors import ModelError
 from common.models import FlatModel
 
 _TOLERANCE = 1e-3  # relative; single precision in another order of summation stays far below it
 
+Example = Callable[[int, torch.device], tuple[Tensor, Tensor]]
+"""Returns that many made-up records of a site's shape on a device: inputs and targets."""
+
 _trusted: "weakref.WeakSet[FlatModel]" = weakref.WeakSet()
 
 
-def require_agreement(
-    model: FlatModel, engine: ClippedSum, inputs: Tensor, targets: Tensor, kept: Tensor | None
-) -> None:
+def require_agreement(model: FlatModel, example: Example) -> None:
     """Raise ModelError unless the engine's sums and norms on a few records are those of plain autograd.
 
     The engine's sum must be the gradient of the records' summed loss, and the gradient of each, computed alone, must
-    have the norm that the engine finds for it among the others. Where any of these is not finite, all are zero, or
-    gradients are so small that the engine's bound on rounding shows, nothing can be said: the model is tried again
-    when it has other parameters.
+    have the norm that the engine finds for it among the others; dense and under a mask. Parameters are made up, first
+    near the model's own, where a branch that begins at zero would hide what it does, then small ones.
+    Edge cases: where numbers are not finite, all gradients are zero, or so small that the engine's bound on rounding
+    shows, the next parameters are tried; a model of which none tell anything is refused.
     """
     if model in _trusted:
         return
+    own, device = model.vector.clone(), model.vector.device
+    kept, records = torch.arange(0, model.size, 2, device=device), example(3, device)
     # What is drawn here must not shift what the round draws: the check happens once per process.
     with torch.random.fork_rng(devices=[]), _without_dropout(model.module):
-        everything = slice(None) if kept is None else kept
-        one_by_one = list(zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True))
-        alone = torch.stack([model.gradient(*record)[everything] for record in one_by_one])  # (records, kept)
-        together = model.gradient(inputs, targets)[everything]
-        contributions = engine.contributions(inputs, targets)
-        total = torch.zeros_like(model.vector)
-        engine.add_weighted(total, contributions, torch.ones(len(inputs), dtype=total.dtype, device=total.device))
-        total = engine.on_mask(total)
-        norms_alone = torch.cat([squared_norms(engine.contributions(*record)) for record in one_by_one]).sqrt()
+        try:
+            three, five = (model.laid_out(inputs) for inputs in (records[0], example(5, device)[0]))
+            learn_arguments(model.module, layers_of(model.module), three, five)
+            for made_up in _made_up_parameters(own):
+                model.vector.copy_(made_up)
+                problem = _compare(model, None, *records) or _compare(model, kept, *records)
+                if not problem:
+                    _trusted.add(model)
+                    return
+        finally:
+            model.vector.copy_(own)
+    raise ModelError(
+        f"the model cannot be checked before it is trained: {problem}. Clipping protects only records whose gradients "
+        "are known to be apart; a model that gives finite, non-zero gradients for a single record can be checked"
+    )
+
+
+def _made_up_parameters(own: Tensor) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(own.shape, generator=generator).to(own)
+    yield own * (1 + 0.1 * noise) + 0.02 * noise.flip(0)
+    yield 0.05 * noise
+
+
+def _compare(model: FlatModel, kept: Tensor | None, inputs: Tensor, targets: Tensor) -> str:
+    """Raise ModelError where engine and autograd differ; return why nothing can be said, "" where they agree."""
+    engine = ClippedSum(model, kept, 1.0, physical_batch_size=len(inputs))
+    everything = slice(None) if kept is None else kept
+    one_by_one = list(zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True))
+    alone = torch.stack([model.gradient(*record)[everything] for record in one_by_one])  # (records, kept)
+    together = model.gradient(inputs, targets)[everything]
+    contributions = engine.contributions(inputs, targets)
+    total = torch.zeros_like(model.vector)
+    engine.add_weighted(total, contributions, torch.ones(len(inputs), dtype=total.dtype, device=total.device))
+    total = engine.on_mask(total)
+    norms_alone = torch.cat([squared_norms(engine.contributions(*record)) for record in one_by_one]).sqrt()
     norms = squared_norms(contributions).sqrt()
     if not all(bool(part.isfinite().all()) for part in (alone, together, total, norms, norms_alone)):
-        return
+        return "made-up records have gradients that are not finite"
     scale = alone.norm(dim=1).sum() + together.norm()
-    if not scale > 0:  # records without gradients show nothing
-        return
+    if not scale > 0:
+        return "made-up records have no gradient"
     if (total - together).norm() > _TOLERANCE * scale:
         worst = _worst_parameter(model, total - together, kept)
         raise ModelError(
@@ -54,13 +89,13 @@ def require_agreement(
             "cannot be clipped record by record (outside its layer, or through another parameter); see docs/engine.md"
         )
     if (norms_alone - alone.norm(dim=1)).max() > _TOLERANCE * scale:  # alone there is nothing to mix: it is the bound
-        return
+        return "the gradients of made-up records are lost to rounding"
     if (norms - alone.norm(dim=1)).abs().max() > _TOLERANCE * scale:
         raise ModelError(
             "a record's gradient depends on the other records of its batch, so that clipping it would protect nobody: "
             "look for a layer that mixes records (batch statistics, a batch that is not the first dimension)"
         )
-    _trusted.add(model)
+    return ""
 
 
 def _worst_parameter(model: FlatModel, difference: Tensor, kept: Tensor | None) -> str:

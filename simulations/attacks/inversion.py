@@ -97,7 +97,12 @@ def invert_releases(
         for number, (picture, target) in enumerate(zip(originals, targets, strict=True), start=1)
     ]
     found = match_gradients(settings, start, releases, torch.tensor(targets), originals.shape, seed, progress)
-    return Inversion(originals, found)
+    return Inversion(grey(originals), grey(found))
+
+
+def grey(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return pictures of one channel (n, 1, height, width) without it."""
+    return pictures.reshape(len(pictures), *pictures.shape[-2:])
 
 
 def match_gradients(

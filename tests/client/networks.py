@@ -146,7 +146,7 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "group norm": ("pictures", lambda: pictures(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), width=196)),
     "group norm on vectors": (
         "vectors",
-        lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.GroupNorm(4, 8), nn.Linear(8, 3)),
+        lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)),
     ),
     "instance norm": ("pictures", lambda: pictures(nn.InstanceNorm2d(2, affine=True), nn.Tanh(), width=162)),
     "attention": ("tokens", lambda: Tokens(Attention(batch_first=True))),
@@ -171,8 +171,8 @@ def frozen(module: nn.Sequential) -> nn.Module:
 def batch_of(kind: str, count: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(seed)
     shapes = {"vectors": (FEATURES,), "pictures": (2, SIDE, SIDE)}
-    if kind == "tokens":
-        inputs = torch.tensor(rng.integers(0, TOKENS, (count, LENGTH)))
+    if kind.endswith("tokens"):
+        inputs = torch.tensor(rng.integers(0, TOKENS, (count, 3 if kind == "three tokens" else LENGTH)))
     else:
         inputs = torch.tensor(rng.normal(size=(count, *shapes[kind])), dtype=dtype)
     return inputs, torch.tensor(rng.integers(0, CLASSES, count))

@@ -32,8 +32,8 @@ def idx_folder(tmp_path: Path) -> Path:
 
 def test_the_shipped_data() -> None:
     data = load("fashion-mnist-12k")
-    assert data.train_inputs.shape == (12_000, 28, 28) and data.train_inputs.dtype == np.uint8
-    assert data.test_inputs.shape == (2_000, 28, 28)
+    assert data.train_inputs.shape == (12_000, 1, 28, 28) and data.train_inputs.dtype == np.uint8
+    assert data.test_inputs.shape == (2_000, 1, 28, 28)
     assert np.bincount(data.train_targets).tolist() == [1200] * 10
     assert np.bincount(data.test_targets).tolist() == [200] * 10
 
@@ -42,7 +42,7 @@ def test_idx_folder_by_path_and_from_the_cache(idx_folder: Path, monkeypatch: py
     monkeypatch.setenv("FEDSIEVE_CACHE", str(idx_folder.parent))
     for name in (str(idx_folder), "tiny"):
         data = load(name)
-        assert data.train_inputs[1, 0].tolist() == [9, 10, 11]
+        assert data.train_inputs[1, 0, 0].tolist() == [9, 10, 11]
         assert data.train_targets.tolist() == [0, 1, 0, 1]
 
 

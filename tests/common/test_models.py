@@ -126,21 +126,30 @@ def test_cbow_has_the_loss_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "targets"),
+    ("model", "shape", "targets"),
     [
-        ("linear-regression:4", torch.rand(6, 4), torch.rand(6)),
-        ("logistic-regression:4", torch.rand(6, 4), torch.tensor([0, 1] * 3)),
-        ("cbow:9-5", torch.randint(0, 9, (6, 10)).float(), torch.zeros(6, dtype=torch.long)),
-        ("h-cnn-s", torch.rand(3, 81, 7, 7), torch.tensor([0, 1, 2])),
+        ("linear-regression:4", (4,), None),
+        ("logistic-regression:4", (4,), 2),
+        ("cbow:9-5", None, 1),
+        ("h-cnn-s", (81, 7, 7), 3),
     ],
 )
-def test_new_models_are_clipped_record_by_record(model: str, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    flat = FlatModel(build(model))
-    flat.load(np.random.default_rng(0).normal(size=flat.size).astype(np.float32) * np.float32(0.1))
-    engine = ClippedSum(flat, None, 0.05, 4)
-    require_agreement(flat, engine, inputs, targets, None)
-    expected = brute_force_clipped_sum(flat, inputs, targets, np.arange(flat.size), 0.05)
-    assert np.allclose(engine(inputs, targets).numpy(), expected, atol=1e-6)
+def test_new_models_are_clipped_record_by_record(
+    model: str, shape: tuple[int, ...] | None, targets: int | None
+) -> None:
+    flat = FlatModel(build(model), dtype=torch.float64)
+    flat.load(np.random.default_rng(0).normal(size=flat.size) * 0.1)
+
+    def example(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = np.random.default_rng(count)
+        inputs = rng.random((count, *shape)) if shape else rng.integers(0, 9, (count, 10))
+        chosen = rng.random(count) if targets is None else rng.integers(0, targets, count)
+        return torch.tensor(inputs, dtype=torch.float64), torch.tensor(chosen)
+
+    require_agreement(flat, example)
+    inputs, chosen = example(6, torch.device("cpu"))
+    expected = brute_force_clipped_sum(flat, inputs, chosen, np.arange(flat.size), 0.05)
+    assert ClippedSum(flat, None, 0.05, 4)(inputs, chosen).numpy() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_numbers_need_a_loss() -> None:

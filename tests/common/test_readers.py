@@ -170,7 +170,7 @@ def test_mnist_is_found_by_name_packed_or_not(tmp_path: Path, monkeypatch: pytes
             )
     monkeypatch.setenv("FEDSIEVE_CACHE", str(tmp_path))
     dataset = datasets.load("mnist")
-    assert dataset.train_inputs.shape == (6, 28, 28)
+    assert dataset.train_inputs.shape == (6, 1, 28, 28)
     assert dataset.test_targets.tolist() == [0, 1]
 
 
@@ -234,5 +234,5 @@ def test_the_real_corpus() -> None:
 
 def test_the_real_digits() -> None:
     dataset = _real("mnist")
-    assert dataset.train_inputs.shape == (60_000, 28, 28)
+    assert dataset.train_inputs.shape == (60_000, 1, 28, 28)
     assert np.bincount(dataset.test_targets).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

@@ -279,9 +279,9 @@ def test_gradients_are_per_record_with_and_without_torch_func() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return self.layer(inputs.view(-1, 3, 4))[0][:, -1]
 
-    inputs, targets = torch.tensor(DATA.train_inputs[:7]), torch.tensor(DATA.train_targets[:7])
+    inputs, targets = torch.tensor(DATA.train_inputs[:7]).double(), torch.tensor(DATA.train_targets[:7])
     for module in (build(SMALL_MODEL), Looped()):
-        model = FlatModel(module)
+        model = FlatModel(module, dtype=torch.float64)
         found = torch.cat(list(per_record_gradients(model, inputs, targets, 3)))
         expected = torch.stack([model.gradient(inputs[i : i + 1], targets[i : i + 1]) for i in range(7)])
-        assert torch.allclose(found, expected, atol=1e-6) and found.shape == (7, model.size)
+        assert torch.allclose(found, expected, rtol=1e-9) and found.shape == (7, model.size)

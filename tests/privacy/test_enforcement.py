@@ -17,7 +17,7 @@ from client.randomness import OsRandomness
 from client.site import Guard, Site, Workbench
 from common.accounting import epsilon_of
 from common.charges import Charge
-from common.errors import ConfigError, LedgerError, ModelMissing, PlanRefused, WireError
+from common.errors import ConfigError, LedgerError, ModelMissing, NoRelease, PlanRefused, WireError
 from common.models import initial_vector
 from common.signing import PlanSigner
 from simulations.seeded import SeededRandomness
@@ -150,6 +150,50 @@ def test_a_crash_after_the_charge_leaves_a_charge_that_can_be_used(
             site.train(*request())
     assert site.train(*request()) == site.train(*request())
     assert ledger.history == (Charge(1.0, 0.1, 4),)
+
+
+def test_a_failure_after_the_charge_is_logged_at_the_site_told_to_nobody_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether a record is in may decide whether a round fails, and how: a server could ask again and again."""
+    import client.site
+
+    targets = DATA.train_targets.copy()
+    targets[5] = 7  # of 3 classes
+    whole_batch = request(sampling_rate=1.0, noise_multiplier=10.0)
+    ledger = Ledger.create(tmp_path / "ledger")
+    data, guard = site_data(DATA.train_inputs, targets), Guard(policy_with(), ledger)
+    site = Site(data, OsRandomness(), Workbench("cpu"), guard)
+    trainings = []
+    train_round = client.site.train_round
+    monkeypatch.setattr(client.site, "train_round", lambda *given: trainings.append(1) or train_round(*given))
+    for _ in range(2):
+        with pytest.raises(NoRelease) as failed:
+            site.train(*whole_batch)
+        assert str(failed.value) == str(NoRelease())
+    assert len(trainings) == 1 and ledger.history == (Charge(10.0, 1.0, 4),)
+    assert caplog.text.count("Target 7 is out of bounds") == 1
+    assert len(caplog.messages) == 1 and "run test, round 1 failed after its charge" in caplog.messages[0]
+    restarted = Site(data, OsRandomness(), Workbench("cpu"), guard)
+    with pytest.raises(NoRelease):
+        restarted.train(*whole_batch)
+    assert len(trainings) == 2 and ledger.history == (Charge(10.0, 1.0, 4),)
+
+
+def test_a_release_that_cannot_be_kept_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, ledger = site_at(tmp_path / "ledger")
+
+    def full(*_: object) -> None:
+        raise LedgerError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "keep", full)
+        with pytest.raises(NoRelease):
+            site.train(*request())
+    with pytest.raises(NoRelease):
+        site.train(*request())
+    assert ledger.history == (Charge(1.0, 0.1, 4),)
+    assert site.train(*request(2))
 
 
 def run_until_killed(path: Path, out: int) -> None:

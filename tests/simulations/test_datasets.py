@@ -67,4 +67,4 @@ def test_the_full_set_where_it_is_installed() -> None:
         pytest.skip("the full Fashion-MNIST is not here: apt-get install dataset-fashion-mnist")
     for file, digest in datasets.CONTENTS["fashion-mnist"].items():
         assert datasets._content_digest(folder / file) == digest
-    assert load("fashion-mnist").train_inputs.shape == (60_000, 28, 28)
+    assert load("fashion-mnist").train_inputs.shape == (60_000, 1, 28, 28)
