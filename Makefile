@@ -10,8 +10,8 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo deploy-local deploy-demo test test-browser test-deployment test-docker lint setup format mutants protos reproduce \
-  bench-shim bench-simulation bench-step bench-coding bench-bytes bench-methods constraints clean
+.PHONY: help demo deploy-local deploy-demo test test-browser test-deployment test-docker lint setup format mutants random-mutants \
+  protos reproduce bench-shim bench-simulation bench-step bench-coding bench-bytes bench-methods constraints clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,9 @@ format: $(READY)  ## let ruff format and fix what it can
 
 mutants: $(READY)  ## break the privacy mechanism on purpose and see which test notices
 	$(BIN)/python -m tests.mutants
+
+random-mutants: $(READY)  ## break everything else in 60 small ways that nobody chose: SEED=1, half an hour
+	$(BIN)/python -m tests.random_mutants '$(SEED)'
 
 deploy-local: $(READY)  ## a deployment as plain processes: TLS, authenticated nodes, daemons, a real training
 	$(BIN)/python -m simulations.deploy_demo local

@@ -7,17 +7,20 @@ that survives means that a promise is not tested.
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy.stats  # noqa: F401
 import torch  # noqa: F401
 
-_PROJECT = Path(__file__).resolve().parents[1]
-_FOLDERS = ("client", "common", "server", "simulations", "tests")
+PROJECT = Path(__file__).resolve().parents[1]
+_FOLDERS = ("client", "common", "deployment", "server", "simulations", "tests")
 _MECHANISM, _ENFORCEMENT = "tests/privacy/test_mechanism.py", "tests/privacy/test_enforcement.py"
 _SELECTING, _PUBLISHED = "tests/methods/test_selecting.py", "tests/privacy/test_published_selection.py"
 _CLIENT = "tests/privacy/test_client_unit.py"
@@ -302,6 +305,32 @@ class _NoShrinking:
         settings.load_profile("mutants")
 
 
+def copy_project(folder: Path) -> None:
+    """Copy the files that git knows, or would add, as they are now."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    for name in names.split("\0"):
+        if (PROJECT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PROJECT / name, folder / name)
+
+
+def run_tests(copy: Path, arguments: Iterable[str], plugins: Iterable[Any] = ()) -> int:
+    """Run tests of a copy in this process, which must be a fork, into output.txt; return pytest's code."""
+    for loaded in [name for name in sys.modules if name.partition(".")[0] in _FOLDERS]:
+        del sys.modules[loaded]  # the project's own, not the copy's
+    sys.path[:] = [str(copy), *(path for path in sys.path if Path(path).resolve() != PROJECT)]
+    os.environ["PYTHONPATH"] = str(copy)
+    os.chdir(copy)
+    with (copy / "output.txt").open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    always = ["-q", "-x", "-p", "no:cacheprovider", "--rootdir", str(copy)]
+    code = int(pytest.main([*always, *arguments], plugins=[_NoShrinking(), *plugins]))
+    sys.stdout.flush()
+    return code
+
+
 def _killed(number: int) -> bool:
     """Tell whether the test of a mutant fails in a copy of the project that is broken in its way."""
     mutant = MUTANTS[number]
@@ -325,30 +354,17 @@ def _tested(tests: tuple[str, ...], mutant: Mutant | None = None) -> tuple[int, 
     """Run tests in a copy of the project, in this process, which must be a fork; return pytest's code and output."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name in _FOLDERS:
-            shutil.copytree(_PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
-        shutil.copy(_PROJECT / "pyproject.toml", folder)
+        copy_project(folder)
         if mutant is not None:
             (folder / mutant.file).write_text(_broken(mutant, folder), encoding="utf-8")
-        for loaded in [name for name in sys.modules if name.partition(".")[0] in _FOLDERS]:
-            del sys.modules[loaded]  # the project's own, not the copy's
-        sys.path[:] = [temporary, *(path for path in sys.path if Path(path).resolve() != _PROJECT)]
-        os.environ["PYTHONPATH"] = temporary
-        os.chdir(folder)
-        output = folder / "output.txt"
-        with output.open("wb") as file:
-            for stream in (1, 2):
-                os.dup2(file.fileno(), stream)
-            arguments = ["-q", "-x", "-p", "no:cacheprovider", "--rootdir", temporary, *tests]
-            code = int(pytest.main(arguments, plugins=[_NoShrinking()]))
-            sys.stdout.flush()
-        return code, output.read_text(errors="replace")
+        code = run_tests(folder, tests)
+        return code, (folder / "output.txt").read_text(errors="replace")
 
 
 def main() -> int:
     """Try every mutant and end with the BAR line; 1 if one survives."""
     for mutant in MUTANTS:
-        _broken(mutant, _PROJECT)  # one that cannot be made any more shows before hours of others
+        _broken(mutant, PROJECT)  # one that cannot be made any more shows before hours of others
     killers = sorted({mutant.killer for mutant in MUTANTS})
     survivors = 0
     # What takes long to import is imported once, above, and every copy is tested in a fork of its own.
