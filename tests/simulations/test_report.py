@@ -10,6 +10,7 @@ from common.errors import RunFolderError
 from server.runlog import RunLog
 from simulations.report import load_run, write_report
 from tests.run_logs import end_event, finished_run, public_run, round_event, start_event, write_log
+from tests.simulations.golden_pages import GOLDEN, pages
 from tests.simulations.report_pages import Page, answers_of, cells_of, charts_of, report_page
 
 _EVIL = '<script>alert("x")</script>&</title>'
@@ -26,6 +27,12 @@ def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> No
     assert "rdp (Rényi differential privacy)" in words and "noise multiplier 1.127" in words
     assert "not private" not in words.lower()
     assert "unfinished" not in words
+
+
+@pytest.mark.parametrize("name", ["run", "clients", "compared"])
+def test_pages_are_as_they_were(name: str) -> None:
+    """A change that is meant: ``python -m tests.simulations.golden_pages``, and look at what it changed."""
+    assert pages()[name].splitlines() == (GOLDEN / f"{name}.html").read_text(encoding="utf-8").splitlines()
 
 
 def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None:
