@@ -153,7 +153,7 @@ def test_federated_with_one_site_equals_centralised(tmp_path: Path) -> None:
         sampling_rate=1.0,
         steps_per_round=2,
         rounds=3,
-        noise_multiplier=1e-7,
+        noise_multiplier=1e-6,
         epsilon=1e30,
         final_density=0.4,
     )
@@ -175,7 +175,7 @@ def test_federated_with_one_site_equals_centralised(tmp_path: Path) -> None:
 
 
 def test_weighting_by_declared_size(tmp_path: Path) -> None:
-    settings = {"partition": "sizes:zipf", "noise_multiplier": 1e-7, "epsilon": 1e30, "rounds": 1}
+    settings = {"partition": "sizes:zipf", "noise_multiplier": 1e-6, "epsilon": 1e30, "rounds": 1}
     uniform = run_here(small_config(tmp_path, **settings)).model
     by_size = run_here(small_config(tmp_path, weighting="size", **settings)).model
     assert not np.allclose(uniform, by_size)
