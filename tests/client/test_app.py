@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -54,6 +55,30 @@ def test_a_node_without_a_daemon_does_not_play_a_simulated_site(monkeypatch: pyt
     monkeypatch.setattr(sites, "_provided", None)
     with pytest.raises(FederationError, match="fedsieve site serve"):
         app(message_of(RecordDict(), "query"), context_of(4))
+
+
+@pytest.mark.parametrize("lacks", ["partition-id", "num-partitions"])
+def test_a_node_without_a_place_among_the_sites_is_none(lacks: str) -> None:
+    context = context_of(4)
+    context.node_config[lacks] = "4"
+    with pytest.raises(FederationError, match="expected 'partition-id' and 'num-partitions' in the node config"):
+        app(message_of(RecordDict(), "query"), context)
+
+
+@pytest.mark.parametrize("site", [-1, 6])
+def test_a_site_that_does_not_exist(site: int) -> None:
+    with pytest.raises(FederationError, match=f"expected a site number from 0 to 5, got {site}"):
+        app(message_of(RecordDict(), "query"), context_of(site))
+
+
+def test_flowers_own_engine_opens_the_sites_of_the_run_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "_provided", None)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(FederationError, match="simulated sites, whose noise is seeded, do not stand in"):
+        app(message_of(RecordDict(), "query"), context_of(4))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    reply = app(message_of(RecordDict(), "query"), context_of(5))
+    assert Introduction.from_content(reply.content) == Introduction(site=5, declared_size=40, simulated=True)
 
 
 def test_the_shim_imports_no_torch() -> None:

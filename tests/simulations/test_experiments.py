@@ -109,6 +109,25 @@ def test_a_grid_is_all_combinations(tmp_path: Path) -> None:
         ("epsilon = 8.0,", 'epsilon = "eight",', r"expected epsilon of type float, got 'eight'"),
         ("seeds = [1, 2]", "seeds = [1, 1]", r"different whole numbers, got \[1, 1\]"),
         ("seeds = [1, 2]", "", r"expected 'seeds' of type list"),
+        ("seeds = [1, 2]", "seeds = []", r"different whole numbers, got \[\]"),
+        ("seeds = [1, 2]", "seeds = [1, -1]", r"different whole numbers, got \[1, -1\]"),
+        ("seeds = [1, 2]", "seeds = [1, true]", r"different whole numbers, got \[1, True\]"),
+        ('metrics = ["accuracy", "tail_accuracy", "uplink"]', "metrics = []", r"'metrics' to be some of accuracy"),
+        ("title =", "chart = 3\ntitle =", r"expected a table \[chart\], got 3"),
+        (
+            "eps1 = { epsilon = 1.0, noise-multiplier = 30.0 }",
+            "eps1 = 1.0",
+            r"expected \[grid.epsilon\] to have labels",
+        ),
+        ("rs = { final", f"{'r' * 41} = {{ final", r"40 at most, got 'r{41}' in \[grid.method\]"),
+        ("eps8-rs = 60", "eps8-rs = true", r"expected a number or .* as the paper's 'eps8-rs', got True"),
+        ("eps8-rs = 60", "eps8-rs = { sem = 1.0 }", r"expected a number or .*, got \{'sem': 1.0\}"),
+        ("eps8-rs = 60", "eps8-rs = { value = 1.0, of = 2 }", r"expected a number or .*'of': 2"),
+        (', minus = "eps8-dense", paper', ", paper", r"expected \[differences\] 'gain' = \{ of = case"),
+        ('minus = "eps8-dense"', 'minus = "dense"', r"'gain' speaks of 'dense', but the cases are eps1-dense"),
+        ('of = "eps8-rs"', 'if = 1, of = "eps8-rs"', r"expected \[differences\] 'gain' = "),
+        ("[quick]", '[chart]\nx = "epsilon"\ny = 1\n[quick]', r"expected \[chart\] with 'x' = a setting"),
+        ("[quick]", '[chart]\nx = "epsilon"\npanels = "sites"\n[quick]', r"another axis than 'epsilon', got 'sites'"),
         ('"accuracy", ', '"acuracy", ', r"'metrics' to be some of accuracy"),
         ("eps8-rs = 60", "eps9-rs = 60", r"\[paper\] has a value for 'eps9-rs', but the cases are eps1-dense"),
         ("eps8-rs = 60", 'eps8-rs = "60"', r"expected a number or .* as the paper's 'eps8-rs', got '60'"),
@@ -140,6 +159,22 @@ def test_a_bad_definition_says_what_is_wrong(tmp_path: Path, old: str, new: str,
     assert _TINY.count(old) >= 1
     with pytest.raises(ConfigError, match=message):
         load(_file(tmp_path, _TINY.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("", r"expected at least one \[grid.AXIS\] with labels"),
+        ("[grid.a]", r"expected \[grid.a\] to have labels with settings"),
+        ("[grid.a]\nx = {}\nx-y = {}\n[grid.b]\ny-z = {}\nz = {}", r"two cases have the same name"),
+    ],
+)
+def test_a_grid_without_cases_or_with_one_twice(tmp_path: Path, grid: str, message: str) -> None:
+    head, quick = _TINY.index("[grid.epsilon]"), _TINY.index("[quick]")
+    with pytest.raises(ConfigError, match=message):
+        load(_file(tmp_path, _TINY[:head] + grid + "\n" + _TINY[quick:]))
+    one = load(_file(tmp_path, f"{_TINY[:head]}[grid.a]\n{'x' * 40} = {{}}\n{_TINY[quick:]}"))
+    assert [case.name for case in one.cases] == ["x" * 40] and one.differences == ()
 
 
 def test_every_shipped_definition_is_valid_in_full_and_quick() -> None:

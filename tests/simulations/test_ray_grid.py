@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from common.errors import ConfigError
 from server.app import run
 from server.runlog import Event, read_events
-from simulations.ray_grid import RayGrid, assign, start_ray
+from simulations.ray_grid import RayGrid, _resources, assign, start_ray
 from simulations.run import Engine, simulate
 from tests.support import small_config, small_dataset
 
@@ -27,6 +27,28 @@ def test_work_is_given_out_longest_first() -> None:
     loads = [sum(share) for share in shares]
     assert max(loads) - min(loads) <= 4
     assert sorted(item for share in shares for item in share) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("actors", "gpus", "cluster", "expected"),
+    [
+        (0, 0.0, {"CPU": 8.0}, (5, 1.0)),
+        (0, 0.0, {"CPU": 2.9}, (2, 1.0)),
+        (0, 0.0, {"CPU": 0.5}, (1, 0.5)),
+        (0, 0.0, {}, (1, 1.0)),
+        (4, 0.0, {"CPU": 2.0}, (4, 0.5)),
+        (2, 0.5, {"CPU": 8.0, "GPU": 1.0}, (2, 1.0)),
+    ],
+)
+def test_actors_share_the_cpus_and_gpus_that_there_are(
+    actors: int, gpus: float, cluster: dict[str, float], expected: tuple[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: cluster)
+    found = _resources(actors, 5, gpus)
+    assert (found.actors, found.cpus, found.gpus) == (*expected, gpus)
+    if gpus:
+        with pytest.raises(ConfigError, match=r"3 actors with 0.5 GPUs each need more than the 1 GPUs"):
+            _resources(3, 5, gpus)
 
 
 def rejections(folder: Path) -> list[str]:

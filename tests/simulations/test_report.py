@@ -146,10 +146,12 @@ def test_dense_prices_of_several_runs_name_all_runs_that_share_them(tmp_path: Pa
     ("epsilon", "factor"),
     [
         (0.5, "at most 1.65,"),
+        (3.0, "at most 20.09,"),
         (3.001, "at most 21,"),
         (8.0, "is a weak promise"),
         (12.0, "we would not call it private"),
-        (30, "at most e^30,"),
+        (20.0, "at most 485,165,196,"),
+        (20.001, "at most e^20.01,"),
     ],
 )
 def test_epsilon_is_read_as_odds_and_never_too_small(tmp_path: Path, epsilon: float, factor: str) -> None:
