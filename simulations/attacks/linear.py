@@ -15,7 +15,7 @@ from client.site import Workbench
 from common import datasets
 from common.errors import ConfigError
 from common.mask import kept_count
-from simulations.attacks.inversion import Inversion
+from simulations.attacks.inversion import Inversion, grey
 from simulations.attacks.settings import require_above_zero, require_at_least
 from simulations.attacks.victim import Question, Release, Victim
 
@@ -111,7 +111,7 @@ def attack_releases(
         progress(number / settings.pictures)
     # The squared norm of the constraint is the same for every label.
     return LinearAttack(
-        Inversion(originals, np.stack(found)),
+        Inversion(grey(originals), grey(np.stack(found))),
         solvable / originals.size,
         float(np.concatenate(errors).mean()),
         bound(settings.noise, kept_count(start.size, settings.density), start.size, constraint),
