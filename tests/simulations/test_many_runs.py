@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 import ray
 from rich.console import Console
 
+from common.config import RunConfig
 from common.errors import FedsieveError
+from server.runfolder import RunFolder
 from simulations.crew import Piece, Progress, Workers, carry_out
-from simulations.many_runs import Clock
+from simulations.many_runs import Clock, config_to_start, finished, work_of
+from tests.run_logs import end_event, round_event, start_event, write_log
+from tests.support import small_config
 
 
 def test_time_left_comes_from_what_others_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +48,42 @@ def test_time_left_with_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("a", "b"):
         clock.end(name)
     assert clock.left() == pytest.approx(10 * (90 / 30)), "one piece occupies one worker"
+
+
+def test_the_work_of_a_run_is_the_share_of_the_records_that_it_looks_at(tmp_path: Path) -> None:
+    config = small_config(tmp_path, rounds=4, steps_per_round=3, sampling_rate=0.5, sites=6, cohort=2)
+    assert work_of(config) == pytest.approx(4 * 3 * 0.5 * 2 / 6)
+
+
+def left_behind(config: RunConfig, *, ended: bool) -> Path:
+    """Write what a run with this config leaves that was stopped before its first checkpoint, or that ended."""
+    return write_log(RunFolder.create(config).path, start_event(), [round_event(1)], end_event(1) if ended else None)
+
+
+def test_a_run_counts_where_it_has_ended_with_the_config_that_is_wanted(tmp_path: Path) -> None:
+    wanted, other = small_config(tmp_path, name="x", rounds=1), small_config(tmp_path, name="x", rounds=2)
+    assert finished(wanted) is None, "there is nothing"
+    folder = left_behind(wanted, ended=True)
+    summary = finished(wanted)
+    assert summary is not None and summary.folder == folder
+    assert finished(other) is None, "it was another run"
+    (tmp_path / "x").rename(tmp_path / "y")
+    left_behind(wanted, ended=False)
+    assert finished(wanted) is None, "it was stopped"
+
+
+def test_what_is_in_the_way_is_removed_and_what_was_found_is_kept(tmp_path: Path) -> None:
+    wanted, other = small_config(tmp_path, name="x", rounds=1), small_config(tmp_path, name="x", rounds=2)
+    assert config_to_start(wanted) == wanted
+    for kept in (["x.1"], ["x.1", "x.2"]):
+        left_behind(other, ended=True)
+        assert config_to_start(wanted) == wanted
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    for config in (wanted, other):
+        left_behind(config, ended=False)
+        assert config_to_start(wanted) == wanted and not (tmp_path / "x").exists()
+    (left_behind(wanted, ended=False) / "checkpoint.npz").touch()
+    assert config_to_start(wanted).resume and (tmp_path / "x").exists()
 
 
 def _piece(number: int, progress: Progress) -> int:
@@ -110,6 +151,7 @@ def test_as_many_at_a_time_as_asked_for(
     assert inline.most == at_once and not inline.under_way and not inline.is_up
     assert kept == {"piece 1": 1, "piece 4": 4, "piece 5": 5}
     assert failures == ["piece 2: ZeroDivisionError: by nothing", "piece 3: in its own words"]
+    assert "run 2/6: piece 1; " in screen.file.getvalue()  # type: ignore[attr-defined]
     assert "1 of 6 runs were done already" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 

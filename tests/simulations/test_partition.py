@@ -76,6 +76,8 @@ def test_partitions_that_cannot_be_made(how: str, message: str) -> None:
 def test_too_few_records() -> None:
     assert {part.size for part in split(np.zeros(10), 5, "iid", 1)} == {2}
     assert [part.size for part in split(np.zeros(10), 5, "sizes:zipf", 1)] == [2] * 5
+    assert [part.size for part in split(np.zeros(10), 1, "iid", 1)] == [10]
+    assert [part.size for part in split(np.zeros(4, np.int64), 2, "dirichlet:5", 1)] == [2, 2]
     for targets, sites in ((np.zeros(10), 6), (np.zeros(9), 5), (np.zeros(10), 0)):
         with pytest.raises(DatasetError, match=f"at least 2 records a site, got {targets.size} for {sites} sites"):
             split(targets, sites, "iid", 1)
