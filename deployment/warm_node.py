@@ -61,15 +61,13 @@ def main() -> NoReturn:
             _help(listener, node_lives)
         except Exception:
             traceback.print_exc()
-            print("the warm helper has failed: ClientApps start the slow way from now on", file=sys.stderr, flush=True)
+            print("the warm helper has failed: ClientApps start the slow way from now on", file=sys.stderr)
             listener.close()
-            os.read(node_lives, 1)  # until the SuperNode is gone: what it finds in the folder starts them so
+            os.fdopen(node_lives).read()  # until the SuperNode is gone: what it finds in the folder starts them so
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os._exit(0)
-    os.close(node_lives)
+            shutil.rmtree(folder)
+            os._exit(os.EX_OK)
     os.set_inheritable(node_holds, True)
-    listener.close()
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     os.execvp(node, [node, *sys.argv[1:]])
 
@@ -86,13 +84,10 @@ def _help(listener: socket.socket, node_lives: int) -> None:
             return
         _clear_away()
         with contextlib.suppress(OSError, ValueError), listener.accept()[0] as asker:
-            asker.settimeout(5.0)
             with asker.makefile() as request:
                 arguments = json.load(request)
             if os.fork() == 0:
-                listener.close()
-                os.close(node_lives)
-                asker.close()
+                listener.close()  # once the helper is gone, nobody must seem to listen
                 _become_client_app(arguments)
             asker.sendall(b"+")
 
@@ -117,7 +112,7 @@ def _become_client_app(arguments: list[str]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # nobody asks how it ended: the SuperNode waits for its reply
+        os._exit(os.EX_OK)  # nobody asks how it ended: the SuperNode waits for its reply
 
 
 if __name__ == "__main__":
