@@ -30,6 +30,7 @@ _BIN = Path(sys.executable).parent
 _GRACE_SECONDS = 10.0  # for a process to end by itself
 _PAUSE_SECONDS = 1.0  # between two starts of a process
 _LAST = ("gate", "superlink")
+_PROC = Path("/proc")
 # No process phones home or installs anything.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -243,10 +244,11 @@ class LocalDeployment:
                     process.tend()
 
 
-def serve_command(data: Path, policy: Path, ledger: Path) -> tuple[str, ...]:
+def serve_command(data: Path, policy: Path, ledger: Path, declared_size: int) -> tuple[str, ...]:
     """Return the command of a site's daemon on these files."""
     command = (sys.executable, "-W", "ignore", "-m", "simulations.cli", "site", "serve", "--threads", "1")
-    return (*command, "--data", str(data), "--policy", str(policy), "--ledger", str(ledger))
+    files = ("--data", str(data), "--policy", str(policy), "--ledger", str(ledger))
+    return (*command, *files, "--declared-size", str(declared_size))
 
 
 def hold_port() -> socket.socket:
@@ -286,10 +288,10 @@ def message_cpu_seconds(node: Supervised) -> float:
     for pid in descendants(node.process.pid):
         with contextlib.suppress(OSError):  # it has just ended, and its parent has taken over its time
             own_user, own_system, ended_user, ended_system = map(
-                int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
+                int, (_PROC / f"{pid}" / "stat").read_text().rsplit(")", 1)[1].split()[11:15]
             )
             ticks += ended_user + ended_system
-            if b"flower-superexec" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"flower-superexec" not in (_PROC / f"{pid}" / "cmdline").read_bytes():
                 ticks += own_user + own_system
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -304,6 +306,6 @@ def descendants(pid: int) -> list[int]:
 
 def _children(pid: int) -> list[int]:
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(word) for word in (_PROC / f"{pid}" / "task" / f"{pid}" / "children").read_text().split()]
     except OSError:  # it has just ended
         return []

@@ -71,13 +71,18 @@ class FakeLink:
     """
 
     def __init__(self) -> None:
+        self.address = ""
+        self.app = Starlette(routes=[Route("/v1/control/{call}", self._answer, methods=["POST"])])
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self.nodes: list[NodeInfo] = []
         self.runs: dict[int, Run] = {}
         self.log: list[str] = []
         self.fates: list[list[tuple[str, str, str]]] = []
         self.refusal: Response | None = None
         self.asked: list[Message] = []
-        self.app = Starlette(routes=[Route("/v1/control/{call}", self._answer, methods=["POST"])])
 
     async def _answer(self, request: Request) -> Response:
         if self.refusal is not None:

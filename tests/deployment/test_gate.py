@@ -58,11 +58,6 @@ class Link:
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> ServerKeys:
-    return ServerKeys.create(tmp_path_factory.mktemp("gate") / "server", ("localhost", "127.0.0.1"), 1)
-
-
-@pytest.fixture(scope="module")
 def served(keys: ServerKeys) -> Iterator[tuple[Link, httpx.Client]]:
     link = Link()
     with (

@@ -18,47 +18,16 @@ from deployment import superlink
 from deployment.keys import ServerKeys, SiteKeys
 from deployment.processes import hold_port, port_of
 from deployment.superlink import LinkUnreachable, NodeStatus, RunStatus, SuperLink
-from tests.deployment.servers import FakeLink, a_run, serving
+from tests.deployment.clock import Clock
+from tests.deployment.servers import FakeLink, a_run
 
 LOST = ("finished", "failed", "ServerApp process was lost")
 COMPLETED = ("finished", "completed", "")
 
 
-class Clock:
-    """Time that goes on only where it is slept."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return sum(self.slept)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> ServerKeys:
-    return ServerKeys.create(tmp_path_factory.mktemp("keys") / "server", ("localhost", "127.0.0.1"), 1)
-
-
-@pytest.fixture(scope="module")
-def served(keys: ServerKeys) -> Iterator[tuple[FakeLink, str]]:
-    fake = FakeLink()
-    with serving(fake.app, keys) as address:
-        yield fake, address
-
-
 @pytest.fixture
-def fake(served: tuple[FakeLink, str]) -> FakeLink:
-    fake = served[0]
-    fake.nodes, fake.runs, fake.log, fake.fates, fake.refusal, fake.asked = [], {}, [], [], None, []
-    return fake
-
-
-@pytest.fixture
-def link(fake: FakeLink, served: tuple[FakeLink, str], keys: ServerKeys) -> SuperLink:
-    return SuperLink(served[1], keys.ca)
+def link(fake: FakeLink, keys: ServerKeys) -> SuperLink:
+    return SuperLink(fake.address, keys.ca)
 
 
 @pytest.fixture
@@ -169,7 +138,7 @@ def test_a_run_that_lost_its_server_app_is_submitted_again_with_restart(
 
 
 def test_five_attempts_are_enough(fake: FakeLink, link: SuperLink, clock: Clock) -> None:
-    fake.fates = [[LOST] for _ in range(5)]
+    fake.fates = [[LOST] for _ in range(9)]
     with pytest.raises(DeploymentError, match="gave up after 5 attempts"):
         link.see_through(Path("/app"), {})
     assert len(started(fake)) == 5
