@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import (
     PullMessagesRequest,
@@ -28,9 +29,9 @@ from common.records import Introduction, message_bytes
 from deployment.superlink import RunStatus
 from server.runlog import Event
 
-_ID = 2**63 + 1  # as long as the ids that a SuperLink draws
+_ID = 1 << 63  # as long as the ids that a SuperLink draws
 _DIGEST = "0" * 64
-_TIME = 1.8e9
+_NUMBER = 1.5  # a floating point number is as long whatever it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,12 @@ def _message(content: RecordDict, *, reply: bool) -> Message:
     metadata = Metadata(
         run_id=_ID,
         message_id=_DIGEST,
-        src_node_id=_ID if reply else 1,
-        dst_node_id=1 if reply else _ID,
+        src_node_id=_ID if reply else SUPERLINK_NODE_ID,
+        dst_node_id=SUPERLINK_NODE_ID if reply else _ID,
         reply_to_message_id=_DIGEST if reply else "",
         group_id="1",
-        created_at=_TIME,
-        ttl=600.0,
+        created_at=_NUMBER,
+        ttl=_NUMBER,
         message_type="train",
     )
     return make_message(metadata=metadata, content=content)
@@ -137,7 +138,7 @@ def _up(answered: Message) -> int:
         node=node,
         messages_list=[message_to_proto(_bare(answered))],
         message_object_trees=[get_object_tree(answered)],
-        clientapp_runtime_list=[1.5],
+        clientapp_runtime_list=[_NUMBER],
     )
     return int(PullMessagesRequest(node=node).ByteSize() + announced.ByteSize())
 
