@@ -23,7 +23,6 @@ import datetime
 import ipaddress
 import os
 import secrets
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +132,7 @@ class SiteKeys:
         keys = cls(_new_folder(folder))
         keys.node.mkdir()
         keys.daemon.mkdir()
-        shutil.copyfile(server_ca, keys.node / "ca.crt")
+        _write(keys.node / "ca.crt", server_ca.read_bytes())
         node = ec.generate_private_key(ec.SECP384R1())  # the curve that Flower documents
         _write(keys.node / "node.key", node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), True)
         _write(keys.public, node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
