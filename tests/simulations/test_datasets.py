@@ -19,7 +19,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_bytes(gzip.compress(content))
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
     monkeypatch.setitem(datasets.CONTENTS, "toy", digests)
-    monkeypatch.setenv("FEDSIEVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDSIEVE_CACHE", str(tmp_path / "new" / "cache"))
     return folder
 
 
@@ -33,6 +33,9 @@ def test_files_are_fetched_verified_and_kept(source: Path) -> None:
     assert {p.name: gzip.decompress(p.read_bytes()) for p in folder.iterdir()} == FILES
     assert datasets.get("toy", "/nowhere", said.append) == folder  # nothing is fetched a second time
     assert sum("already here" in line for line in said) == 2
+    (folder / "b.gz").write_bytes(gzip.compress(b"damaged"))
+    datasets.get("toy", str(source), quiet)
+    assert gzip.decompress((folder / "b.gz").read_bytes()) == FILES["b.gz"], "what is wrong is fetched again"
 
 
 def test_over_http_urls(source: Path) -> None:
@@ -46,7 +49,7 @@ def test_a_wrong_file_does_not_reach_the_cache(source: Path) -> None:
     (source / "b.gz").write_bytes(b"not even gzip")
     with pytest.raises(DatasetError, match="not a gzip file"):
         datasets.get("toy", str(source), quiet)
-    assert [p.name for p in (source.parent / "cache" / "toy").iterdir()] == ["a.gz"]
+    assert [p.name for p in (source.parent / "new" / "cache" / "toy").iterdir()] == ["a.gz"]
 
 
 def test_what_cannot_be_fetched(source: Path) -> None:
@@ -57,6 +60,7 @@ def test_what_cannot_be_fetched(source: Path) -> None:
 
 
 def test_the_shipped_data_can_be_put_into_the_cache(source: Path) -> None:
+    assert datasets.get("fashion-mnist-12k", None, quiet).is_relative_to(source.parent / "new" / "cache")
     copy = datasets.get("fashion-mnist-12k", None, quiet)
     assert copy.read_bytes() == (SHIPPED_FOLDER / "fashion-mnist-12k.npz").read_bytes()
 

@@ -14,7 +14,7 @@ from common.config import RunConfig
 from common.errors import FedsieveError
 from server.runfolder import RunFolder
 from simulations.crew import Piece, Progress, Workers, carry_out
-from simulations.many_runs import Clock, config_to_start, finished, work_of
+from simulations.many_runs import Clock, Display, carried_out, config_to_start, finished, work_of
 from tests.run_logs import end_event, round_event, start_event, write_log
 from tests.support import small_config
 
@@ -82,8 +82,35 @@ def test_what_is_in_the_way_is_removed_and_what_was_found_is_kept(tmp_path: Path
     for config in (wanted, other):
         left_behind(config, ended=False)
         assert config_to_start(wanted) == wanted and not (tmp_path / "x").exists()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "run.jsonl").write_text("no log")
+    assert config_to_start(wanted) == wanted and not (tmp_path / "x").exists()
     (left_behind(wanted, ended=False) / "checkpoint.npz").touch()
     assert config_to_start(wanted).resume and (tmp_path / "x").exists()
+
+
+def test_a_run_is_carried_out_once_and_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("simulations.ray_grid.RayGrid")
+    config, told = small_config(tmp_path / "some" / "where", name="x", rounds=2), list[float]()
+    assert carried_out(config, told.append).finished and told == [0.5, 1.0]
+    assert carried_out(config, told.append).finished and told == [0.5, 1.0]
+
+
+def test_what_is_under_way_is_said_in_lines_or_on_a_bar() -> None:
+    said = {}
+    for terminal in (False, True):
+        screen = Console(file=io.StringIO(), width=60, force_terminal=terminal, color_system=None)
+        with Display(3, 1, screen) as display:
+            display.start("one", None)
+            display.start("two", 90.4)
+            display.end("one", "[red] " + "a long result " * 9)
+        said[terminal] = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert said[False].splitlines() == [
+        "run 2/3: one; time left unknown",
+        "run 3/3: two; 1 min 30 s left",
+        "one: [red] " + "a long result " * 9,
+    ]
+    assert "run 2/3: " not in said[True] and "run 2/3 " in said[True] and "one, two 1 min 30 s left" in said[True]
 
 
 def _piece(number: int, progress: Progress) -> int:

@@ -35,6 +35,12 @@ def test_pages_are_as_they_were(name: str) -> None:
     assert pages()[name].splitlines() == (GOLDEN / f"{name}.html").read_text(encoding="utf-8").splitlines()
 
 
+def test_a_page_may_be_written_into_a_new_folder_and_over_an_old_one(tmp_path: Path) -> None:
+    folder, page = finished_run(tmp_path / "run"), tmp_path / "a" / "new" / "page.html"
+    for _ in range(2):
+        assert write_report([folder], page) == page and page.exists()
+
+
 def test_page_is_self_contained_and_each_chart_has_words(tmp_path: Path) -> None:
     folder = finished_run(tmp_path / "run")
     html = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
