@@ -17,7 +17,7 @@ from client.policy import SitePolicy
 from client.randomness import OsRandomness, Randomness
 from common import broadcast, coding, models
 from common.coding import SparseUpdate, Values
-from common.errors import ConfigError, DatasetError, ModelError, NoRelease, PlanRefused
+from common.errors import ConfigError, NoRelease, PlanRefused
 from common.plan import RoundPlan
 from common.signing import is_signed_by
 
@@ -137,20 +137,9 @@ class Site:
         """
         model = self._workbench.model(name)
         inputs, _ = self._data.example(3, model.vector.device)
-        try:
-            outputs = model.module(model.laid_out(inputs))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ModelError(f"{name} does not take records of shape {tuple(inputs.shape[1:])}: {error}") from error
+        model.require_fit(name, inputs, self._data.targets[self._data.rows])
         if self._guard is None or "record" in self._guard.policy.privacy_units:
             require_agreement(model, self._data.example)
-        if hasattr(model.module, "loss"):  # its targets are its own
-            return
-        targets = self._data.targets[self._data.rows]
-        if targets.size and not 0 <= targets.min() <= targets.max() < outputs.shape[1]:
-            raise DatasetError(
-                f"expected classes 0 to {outputs.shape[1] - 1}, which {name} tells apart, got {targets.min()} to "
-                f"{targets.max()}: correct the targets"
-            )
 
     def train(
         self,

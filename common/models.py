@@ -4,15 +4,16 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.coding import Values
-from common.errors import ModelError
+from common.errors import DatasetError, ModelError
 
 
 def channels_last(inputs: Tensor) -> Tensor:
@@ -271,6 +272,21 @@ class FlatModel:
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
         return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    def require_fit(self, name: str, inputs: Tensor, targets: NDArray[Any]) -> None:
+        """Raise ModelError or DatasetError unless this model, called ``name``, takes such inputs and these targets."""
+        try:
+            with torch.no_grad():
+                outputs = self.module(self.laid_out(inputs))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ModelError(f"{name} does not take records of shape {tuple(inputs.shape[1:])}: {error}") from error
+        if hasattr(self.module, "loss"):  # its targets are its own
+            return
+        if targets.size and not 0 <= targets.min() <= targets.max() < outputs.shape[1]:
+            raise DatasetError(
+                f"expected classes 0 to {outputs.shape[1] - 1}, which {name} tells apart, got {targets.min()} to "
+                f"{targets.max()}: correct the targets"
+            )
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """Return a batch in the memory layout that suits the model best; its numbers stay the same.

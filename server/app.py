@@ -19,7 +19,7 @@ from common import datasets, models
 from common.charges import PrivacyUnit, neighbours_of
 from common.coding import PartBytes, Values
 from common.config import RunConfig
-from common.errors import ModelError
+from common.errors import ModelError, NothingLearned
 from common.integers import grid_entropy_bits
 from common.randomness import RoundRandomness, SecureRandomness
 from common.signing import PlanSigner
@@ -34,7 +34,7 @@ from server.methods.policy import MethodPolicy
 from server.planning import run_noise_multiplier, sample_plan
 from server.privacy import PrivacyAccount
 from server.runfolder import RunFolder
-from server.runlog import Event, Listener, RunLog
+from server.runlog import Event, Listener, RunLog, read_events
 from server.state import ServerState, SiteCounts
 from server.strategy import SparseDpStrategy
 from server.traffic import Traffic
@@ -62,7 +62,6 @@ class RunResult:
     uplink_saving: float
     total_saving: float
     seconds: float
-    rounds_counted: int
 
 
 def run(
@@ -136,6 +135,7 @@ def run(
             randomness=seeded or (lambda round_number: SecureRandomness.fresh()),
         )
         strategy.start(grid, ArrayRecord({"model": Array(initial)}), config.rounds, config.round_deadline)
+        _require_learning(state, folder)
         return _finish(log, folder, config, policy, state, members, strategy.result(), evaluate)
     finally:
         log.close()
@@ -284,6 +284,25 @@ def _published_epsilon(
     return config.how.published_epsilon(plan, config.rounds, smallest, config.delta)
 
 
+def _require_learning(state: ServerState, folder: RunFolder) -> None:
+    """Raise NothingLearned unless a round counted and a site had a part in it: sites may all be rejected.
+
+    A round of unit client counts with however few sites; with none at all, what it adds to the model is noise.
+    """
+    if state.model_version and any(counts.admitted for counts in state.counts.values()):
+        return
+    rounds = (event for event in read_events(folder.log) if event["event"] == "round")
+    reasons = (
+        f"round {event['round']}, site {one['site']}: {one['reason']}"
+        for event in rounds
+        for one in event["rejections"]
+    )
+    raise NothingLearned(
+        f"nothing was learnt: none of {state.rounds_done} rounds had enough admitted replies. "
+        f"The first rejection: {next(reasons, 'none, as no site was asked')}. All are in {folder.log}"
+    )
+
+
 def _finish(
     log: RunLog,
     folder: RunFolder,
@@ -324,7 +343,6 @@ def _finish(
         uplink_saving=state.traffic.uplink_saving,
         total_saving=state.traffic.total_saving,
         seconds=state.seconds,
-        rounds_counted=state.model_version,
     )
 
 

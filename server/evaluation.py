@@ -27,6 +27,8 @@ class Evaluator:
         self._model.module.eval()
         self._inputs = dataset.test_inputs
         self._targets = torch.tensor(dataset.test_targets)
+        if len(self._inputs):
+            self._model.require_fit(model_name, torch.tensor(as_floats(self._inputs[:2])), dataset.test_targets)
 
     @torch.no_grad()
     def score(self, model: Values) -> Score | None:

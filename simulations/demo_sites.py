@@ -35,6 +35,7 @@ class DemoSite:
     name: str
     folder: Path
     keys: SiteKeys
+    declared_size: int
 
     @property
     def data(self) -> Path:
@@ -54,7 +55,7 @@ class DemoSite:
     @property
     def local(self) -> LocalSite:
         """How it runs as plain processes."""
-        return LocalSite(self.name, self.keys, serve_command(self.data, self.policy, self.ledger))
+        return LocalSite(self.name, self.keys, serve_command(self.data, self.policy, self.ledger, self.declared_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def prepare(
     for number, rows in enumerate(shares, start=1):
         name = f"site-{number}"
         keys = SiteKeys.create(folder / "keys" / name, server.ca, (name, *_HERE), _DAYS)
-        site = DemoSite(name, folder / "sites" / name, keys)
+        site = DemoSite(name, folder / "sites" / name, keys, len(dataset.train_targets) // config.sites)
         for file in (site.data, site.policy, site.ledger):
             file.parent.mkdir(parents=True)
         _save(site.data, dataset.train_inputs[rows], dataset.train_targets[rows], dataset)

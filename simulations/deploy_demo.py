@@ -100,6 +100,7 @@ class Compose:
         self._environment = {
             **os.environ,
             "FEDSIEVE_FOLDER": str(files.folder),
+            "FEDSIEVE_DECLARED_SIZE": str(files.sites[0].declared_size),
             "FEDSIEVE_UID": str(give_to_containers(files.folder)),
             "FEDSIEVE_CONTROL_PORT": str(self.control_port),
             "FEDSIEVE_PORT": str(gate_port),

@@ -115,8 +115,6 @@ class RunDisplay:
             promise = f"epsilon {words.epsilon(result.epsilon)} at delta {self._config.delta:g}"
             unit = self._config.privacy_unit
             table.add_row("privacy", f"{promise}, per {unit} ({neighbours_of(unit)}), for every site")
-        if not result.rounds_counted:
-            table.add_row("[red]failed[/red]", "[red]no round had enough admitted replies: the model is the first one")
         table.add_row(
             "uplink", f"{words.in_bytes(self._uplink)}, {words.against_dense(self._uplink, self._dense)} float32"
         )

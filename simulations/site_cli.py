@@ -46,7 +46,9 @@ def add_site(commands: Commands) -> None:
     serve.add_argument("--data", required=True, help="the site's records: .npz file, folder or package.module:function")
     serve.add_argument("--policy", type=Path, required=True, help="TOML file of what this site allows")
     serve.add_argument("--ledger", type=Path, required=True, help="the site's ledger ('fedsieve ledger create')")
-    serve.add_argument("--declared-size", type=int, help="number of records to make public (default: the real one)")
+    serve.add_argument(
+        "--declared-size", type=int, metavar="N", help="number of records to make public: about as many as there are"
+    )
     serve.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     serve.add_argument("--threads", type=int, default=0, help="torch threads (default: all cores)")
     _add_access(serve, "--listen", "HOST:PORT or unix:PATH to listen on")
@@ -93,7 +95,13 @@ def _serve(options: argparse.Namespace) -> int:
     policy, access = SitePolicy.load(options.policy), _access(options)
     dataset = datasets.load(options.data)
     count = len(dataset.train_targets)
-    data = SiteData(dataset.train_inputs, dataset.train_targets, np.arange(count), options.declared_size or count)
+    if not options.declared_size:
+        raise ConfigError(
+            "--declared-size is missing: the number of records that this site makes public, by which its sums are "
+            "divided. The exact number would tell whether one more person is in. Expected a number of yours near "
+            f"it, such as --declared-size {_rounded(count)}"
+        )
+    data = SiteData(dataset.train_inputs, dataset.train_targets, np.arange(count), options.declared_size)
     workbench = Workbench(options.device)
     keep_freed_memory()
     ledger = Ledger(options.ledger)
@@ -114,6 +122,12 @@ def _serve(options: argparse.Namespace) -> int:
     ledger.close()
     logging.info("stopped")
     return 0
+
+
+def _rounded(count: int) -> int:
+    """Return a number near ``count`` that many counts round to: 1,437 gives 1,500, 98 gives 100, 3 gives 10."""
+    step = max(10, 10 ** (len(str(count)) - 1) // 2)
+    return max(step, round(count / step) * step)
 
 
 def _status(options: argparse.Namespace) -> int:

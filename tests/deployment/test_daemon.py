@@ -338,6 +338,7 @@ def process(folder: Path, address: str, steps: int) -> Iterator["subprocess.Pope
         Ledger.create(folder / "ledger").close()
     command = [sys.executable, "-W", "ignore", "-m", "simulations.cli", "site", "serve", "--data", str(data)]
     command += ["--policy", str(policy), "--ledger", str(folder / "ledger"), "--listen", address, "--threads", "1"]
+    command += ["--declared-size", "240"]
     daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert daemon.stderr is not None
     try:

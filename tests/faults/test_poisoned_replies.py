@@ -11,8 +11,11 @@ from flwr.clientapp import ClientApp
 from client.app import introduce, train
 from common import coding
 from common.config import RunConfig
+from common.errors import NothingLearned
+from common.models import initial_vector
 from common.records import Release, Request, parse_answer
 from server.app import RunResult, run
+from server.checkpoint import Checkpoint
 from server.runlog import read_events
 from simulations import sites
 from simulations.grid import InProcessGrid
@@ -117,11 +120,11 @@ def test_a_second_reply_of_the_same_site_does_not_count(tmp_path: Path) -> None:
 
 
 def test_too_few_replies_abandon_the_round_and_leave_the_model(tmp_path: Path) -> None:
-    config = small_config(tmp_path, min_cohort=6, rounds=2, value_coding="f32", downlink_coding="f32")
-    result = run_with(config, POISONS["nan"][0])
-    from common.models import initial_vector
-
-    assert result.model.tobytes() == initial_vector(config.model, config.seed).tobytes()
-    rounds = [event for event in read_events(result.folder / "run.jsonl") if event["event"] == "round"]
+    config = small_config(tmp_path, name="x", min_cohort=6, rounds=2, value_coding="f32", downlink_coding="f32")
+    with pytest.raises(NothingLearned, match="round 1, site 2: the update has values that are not finite"):
+        run_with(config, POISONS["nan"][0])
+    initial = initial_vector(config.model, config.seed)
+    assert Checkpoint.load(tmp_path / "x" / "checkpoint.npz").model.tobytes() == initial.tobytes()
+    rounds = [event for event in read_events(tmp_path / "x" / "run.jsonl") if event["event"] == "round"]
     assert [event["abandoned"] for event in rounds] == [True, True]
     assert rounds[-1]["epsilon"] > 0  # what was released was spent, whether it was of use or not

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simulations.cli import main
@@ -71,13 +72,32 @@ def test_bad_input_is_told_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_in_which_no_round_counted_is_a_failure_and_saves_nothing(
+def test_a_run_in_which_nothing_was_learnt_is_a_failure_without_a_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = ["--model", "mlp:99-3", "--set", "evaluate-every=0", "--out", str(tmp_path), "--rounds", "2"]
-    assert main(["simulate", *QUICK, *SMALLER, *wrong]) == 1
-    out = capsys.readouterr().out
-    assert "no round had enough admitted replies" in out and "uplink_saving=0.000" in out
+    assert main(["simulate", *QUICK, *SMALLER, *wrong, "--name", "x"]) == 2
+    told = capsys.readouterr()
+    reason = "round 1, site 0: the site failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    assert "nothing was learnt: none of 2 rounds had enough admitted replies" in told.err and reason in told.err
+    assert "BAR" not in told.out
+    assert main(["simulate", "--in-process", "--resume", str(tmp_path / "x")]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("records", "offered"), [(3, 10), (98, 100), (240, 250), (1437, 1500), (60_000, 60_000)])
+def test_the_size_that_a_site_declares_is_its_operators_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], records: int, offered: int
+) -> None:
+    empty, targets = np.zeros((records, 2), np.float32), np.zeros(records, np.int64)
+    np.savez(tmp_path / "x.npz", train_inputs=empty, train_targets=targets, test_inputs=empty, test_targets=targets)
+    (tmp_path / "site.toml").write_text('epsilon = 8\ndelta = 1e-5\nmodels = ["mlp:2-2"]\n')
+    serve = ["site", "serve", "--data", str(tmp_path / "x.npz"), "--policy", str(tmp_path / "site.toml")]
+    for none in ([], ["--declared-size", "0"]):
+        assert main([*serve, "--ledger", str(tmp_path / "no.ledger"), *none]) == 2
+        assert f"such as --declared-size {offered}\n" in capsys.readouterr().err
+    assert main([*serve, "--ledger", str(tmp_path / "no.ledger"), "--declared-size", "7"]) == 2
+    assert "no.ledger" in capsys.readouterr().err
 
 
 def test_what_a_site_says_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from common import brown, cifar, datasets
 from common.datasets import SHIPPED_FOLDER, Dataset
@@ -68,6 +70,51 @@ def test_word_embeddings_learn_which_words_stand_together(tmp_path: Path) -> Non
     )
     assert end["accuracy"] > start["initial_accuracy"] + 0.1
     assert end["uplink"]["index"] > 0
+
+
+class QuickStart(nn.Module):
+    """The network of Flower's quick-start tutorial with PyTorch, as it stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        x = x.view(-1, 16 * 5 * 5)
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.fc3(x)
+
+
+def small_photographs() -> Dataset:
+    """Return coloured pictures whose class shows in their first channel."""
+    rng = np.random.default_rng(0)
+    targets = np.arange(200) % 10
+    pictures = rng.random((200, 3, 32, 32), np.float32)
+    pictures[:, 0] *= targets[:, None, None] / 5
+    return Dataset(pictures, targets, pictures[:50], targets[:50])
+
+
+def one_convolution() -> nn.Module:
+    """Return a network for grey pictures that begins as most do."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, stride=3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 4 * 4, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset"), [("QuickStart", f"{__name__}:small_photographs"), ("one_convolution", "fashion-mnist-12k")]
+)
+def test_other_peoples_networks_train_unchanged(tmp_path: Path, model: str, dataset: str) -> None:
+    start, end = _run(tmp_path, model=f"{__name__}:{model}", dataset=dataset, learning_rate=0.2, epsilon=1e4)
+    assert end["loss"] < start["initial_loss"]
 
 
 def test_h_cnn_s_on_scattering_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

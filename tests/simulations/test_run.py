@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from common.config import RunConfig
-from common.errors import ConfigError, DatasetError, RunFolderError
+from common.errors import ConfigError, DatasetError, ModelError, NothingLearned, RunFolderError
 from server.app import RunResult
 from server.runlog import Event, read_events
 from simulations import sites
+from simulations.ray_grid import start_ray
 from simulations.run import Engine, config_of_run, simulate
 from tests.support import small_config
 
@@ -28,7 +30,11 @@ def events_of(result: RunResult, kind: str) -> list[Event]:
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_actors(tmp_path: Path) -> None:
     config = small_config(tmp_path, cohort=5, client_momentum=0.5)
-    models = [simulate(config, engine).model for engine in (IN_PROCESS, Engine(actors=1), Engine(actors=3))]
+    assert start_ray(None)  # one for both
+    try:
+        models = [simulate(config, engine).model for engine in (IN_PROCESS, Engine(actors=1), Engine(actors=3))]
+    finally:
+        ray.shutdown()
     assert models[0].tobytes() == models[1].tobytes() == models[2].tobytes()
     other = run_here(small_config(tmp_path, cohort=5, client_momentum=0.5, seed=2)).model
     assert other.tobytes() != models[0].tobytes()
@@ -266,12 +272,23 @@ def test_nothing_is_written_or_asked_when_the_config_is_wrong(tmp_path: Path) ->
         config_of_run(out / "none")
 
 
-def test_a_model_that_does_not_fit_the_data_is_a_failure_of_every_site(tmp_path: Path) -> None:
-    config = small_config(tmp_path, model="mlp:99-3", evaluate_every=0, rounds=1)
-    result = run_here(config)
-    (event,) = events_of(result, "round")
-    assert event["abandoned"] and event["admitted"] == 0
-    assert "the site failed" in event["rejections"][0]["reason"]
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_a_run_that_every_site_fails_in_has_no_result(tmp_path: Path, unit: str) -> None:
+    changes = {"privacy_unit": unit, "epsilon": 8.0 if unit == "record" else 1e3}
+    config = small_config(tmp_path, name="x", model="mlp:99-3", evaluate_every=0, rounds=2, **changes)
+    with pytest.raises(NothingLearned, match=r"none of 2 rounds .* round 1, site \d: the site failed: RuntimeError"):
+        run_here(config)
+    _, *rounds = read_events(tmp_path / "x" / "run.jsonl")  # and no end with an epsilon
+    assert [event["event"] for event in rounds] == ["round", "round"] and not any(e["admitted"] for e in rounds)
+    assert all("the site failed" in one["reason"] for event in rounds for one in event["rejections"])
+
+
+def test_a_model_that_does_not_fit_the_test_set_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"mlp:99-3 does not take records of shape \(12,\)"):
+        run_here(small_config(tmp_path / "out", model="mlp:99-3"))
+    with pytest.raises(DatasetError, match="expected classes 0 to 1, which mlp:12-2 tells apart, got 0 to 2"):
+        run_here(small_config(tmp_path / "out", model="mlp:12-2"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_impossible_partition_stops_the_run_before_it_starts(tmp_path: Path) -> None:
