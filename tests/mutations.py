@@ -27,7 +27,7 @@ _OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.FloorDiv: ast.Mult,
 }
 _SYMMETRIC = {"array_equal", "equal", "gcd", "hypot", "isclose", "max", "maximum", "min", "minimum"}
-_LOGGING = {"debug", "error", "exception", "info", "warn", "warning"}
+_LOGGING = {"debug", "error", "exception", "flower_log", "info", "log", "warn", "warning"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _is_declaration(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return isinstance(node.value.func, ast.Attribute) and node.value.func.attr in _LOGGING
+        return ast.unparse(node.value.func).rpartition(".")[2] in _LOGGING
     return isinstance(node, ast.Assert | ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 
