@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 from client.policy import SitePolicy
+from common import datasets
 from common.config import parse_assignment
 from common.errors import FedsieveError
 from simulations import cli, published_docs
@@ -30,7 +32,10 @@ from simulations.run import config_with, defaults
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGES = sorted([_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").glob("*.md")])
 _SHELL = ("sh", "console", "")
-_SMALL = "--in-process --rounds 2 --set steps-per-round=1 --set sampling-rate=0.02 --set evaluate-every=2"
+_SMALL = (  # noise that is given, since most of the time of so short a run would go into calibrating it
+    "--in-process --rounds 2 --set steps-per-round=1 --set sampling-rate=0.02 --set evaluate-every=2 "
+    "--set noise-multiplier=2"
+)
 _MARKER = re.compile(r"<!-- (run|run small|run by|file)(?:: (.+?))? -->\s*")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -157,6 +162,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(datasets, "load", lru_cache(datasets.load))  # most commands read the same file, twice
     before = set(sys.modules)
     try:
         for block in _blocks(page):
