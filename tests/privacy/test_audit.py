@@ -157,8 +157,9 @@ def test_picks_of_a_run_are_audited_with_the_runs_own_charge(tmp_path: Path) -> 
     run = simulate(small_config(tmp_path, epsilon=30.0, **settings), Engine(in_process=True))
     plan = plan_of_run(run.folder)
     assert plan.claimed_epsilon(300) == plan.claimed_epsilon(2000) == run.epsilon
-    with pytest.raises(ConfigError, match="sites pick 39 coordinates"):
-        plan.claimed_epsilon(30)
+    assert plan.density_of(39) == 1.0
+    with pytest.raises(ConfigError, match="sites pick 39 coordinates in this run: expected as many canaries, got 38"):
+        plan.claimed_epsilon(38)
 
 
 def test_measurements_of_a_run_are_audited_on_a_model_of_its_size(tmp_path: Path) -> None:
@@ -199,8 +200,10 @@ def test_client_level_noise_is_audited_too(randomness: Callable[[], SecureRandom
 
 
 def test_too_few_canaries_prove_nothing() -> None:
-    with pytest.raises(ConfigError, match="at least 100 canaries, got 10"):
-        audit(plan_for("record", 1.0, 1e-5, "random", 100), 10, 1)
+    plan = plan_for("record", 1.0, 1e-5, "random", 100)
+    assert audit(plan, 100, 1).canaries == 100
+    with pytest.raises(ConfigError, match="at least 100 canaries, got 99"):
+        audit(plan, 99, 1)
 
 
 def test_the_command_ends_with_its_line_and_the_report_tells(

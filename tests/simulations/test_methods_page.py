@@ -1,13 +1,16 @@
 """``fedsieve methods`` and ``fedsieve simulate --suggest``."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from common.datasets import Dataset
 from common.errors import ConfigError
 from common.methods import METHODS
+from common.models import initial_vector
 from server.aggregate import ServerOptimizer
 from simulations.cli import main
 from simulations.suggest import Probe, bound_terms, optimal_density, probe, scaling_partners, suggest, synthetic_like
@@ -93,6 +96,40 @@ def test_the_probing_run_sees_synthetic_data_alone(tmp_path: Path) -> None:
     assert made_up.train_inputs.shape[1:] == dataset.train_inputs.shape[1:]
     seen = probe(small_config(tmp_path), made_up)
     assert seen.smoothness > 0 and seen.loss_drop > 0
+
+
+def test_the_probing_run_measures_a_loss_that_is_known(tmp_path: Path) -> None:
+    """Mean squared error on records that are spread evenly: the gradient turns by twice the way, in every direction."""
+    corners = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], np.float32)
+    targets = corners @ np.array([1.5, -0.5], np.float32) + 2
+    data = Dataset(corners, targets, corners, targets)
+    settings = {"model": "tests.support:squared_error_model", "clip_norm": 1e6, "learning_rate": 0.02}
+    config = small_config(tmp_path, **settings)
+    weights = initial_vector(config.model, config.seed) - [1.5, -0.5, 2]
+    seen = probe(config, data)
+    assert seen.smoothness == pytest.approx(2, rel=1e-3)
+    # Each of the 30 steps leaves 1 - 2 * 0.02 of the way.
+    assert seen.loss_drop == pytest.approx((weights**2).sum() * (1 - 0.96**60), rel=1e-3)
+    assert probe(small_config(tmp_path, **{**settings, "clip_norm": 1e-3}), data).loss_drop < 0.1 * seen.loss_drop
+    far, settings = Dataset(1e3 * corners, targets, corners, targets), {**settings, "clip_norm": 1e9}
+    with pytest.raises(ConfigError, match="did not stay finite: lower 'learning-rate'"):
+        probe(small_config(tmp_path, **{**settings, "learning_rate": 1e9}), far)
+
+
+def test_nothing_synthetic_for_targets_that_are_no_classes() -> None:
+    made_up = synthetic_like(small_dataset(), 1)
+    assert made_up.train_inputs.min() >= 0 and 0.9 < made_up.train_inputs.max() <= 1
+    assert np.bincount(made_up.train_targets).tolist() == [171, 171, 170]
+    whole = small_dataset()
+    for targets in (whole.train_targets.astype(np.float32), whole.train_targets[:, None]):
+        with pytest.raises(ConfigError, match="no synthetic data for targets that are not classes"):
+            synthetic_like(replace(whole, train_targets=targets), 1)
+
+
+@pytest.mark.parametrize("changes", [{"private": False}, {"privacy_unit": "client"}])
+def test_suggest_weighs_the_noise_of_records_alone(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="weighs the noise of a private run per record"):
+        suggest(small_config(tmp_path, **changes), None)
 
 
 def test_suggest_says_what_it_assumes_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
