@@ -62,8 +62,9 @@ def pages() -> dict[str, str]:
         folder = Path(temporary)
         runs = [cooled(folder / "a"), of_clients(folder / "b"), of_numbers(folder / "c"), public_run(folder / "d")]
         found = {}
-        for name, shown in (("run", runs[:1]), ("clients", runs[1:2]), ("compared", [runs[0], *runs[2:]])):
-            page = write_report(shown, folder / "report.html").read_text(encoding="utf-8")
+        shown = {"run": runs[:1], "clients": runs[1:2], "numbers": runs[2:3], "compared": [runs[0], *runs[2:]]}
+        for name, folders in shown.items():
+            page = write_report(folders, folder / "report.html").read_text(encoding="utf-8")
             page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
             found[name] = re.sub(r"(?<=>)(?=<[a-z!])", "\n", page)
         return found

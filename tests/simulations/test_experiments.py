@@ -162,6 +162,13 @@ def test_a_bad_definition_says_what_is_wrong(tmp_path: Path, old: str, new: str,
         load(_file(tmp_path, _TINY.replace(old, new)))
 
 
+def test_a_paper_need_not_have_a_difference_and_a_seed_may_be_0(tmp_path: Path) -> None:
+    (gain,) = load(_file(tmp_path)).differences
+    assert (gain.of, gain.minus, gain.paper) == ("eps8-rs", "eps8-dense", PaperValue(-1.5))
+    bare = load(_file(tmp_path, _TINY.replace(", paper = -1.5", "").replace("seeds = [1, 2]", "seeds = [0]")))
+    assert bare.differences[0].paper is None and bare.seeds == (0,) and not bare.quick
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
