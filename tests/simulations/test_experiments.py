@@ -29,6 +29,7 @@ from simulations.experiments.drawing import drawing
 from simulations.experiments.masks import count_distribution, histograms, overlap
 from simulations.experiments.masks import drawing as drawing_of_masks
 from simulations.experiments.measures import MEASURES
+from simulations.experiments.metrics import METRICS
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, carry_out, tasks_of
 from simulations.experiments.show import Shown, lines_of, markdown_table, show
@@ -406,6 +407,55 @@ def test_what_is_published_belongs_to_a_definition() -> None:
         with published.published_results([experiment]) as results:
             counted = sum(len(results.of(experiment, case)) for case in experiment.cases)
         assert counted == len(path.read_text().splitlines()) - 1, f"publish {path.stem} again: its definition changed"
+
+
+def test_the_list_says_what_there_is_and_what_it_would_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, broken = _file(tmp_path), tmp_path / "broken.toml"
+    broken.write_text("[title")
+    monkeypatch.setattr(definition, "shipped", lambda: [broken, path])
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(["experiments", "list"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0].split()[:3] == ["broken", "not", "available:"] and "cannot read the experiment" in lines[0]
+    assert lines[1:] == ["tiny    three clusters", "4 cases x 2 seeds, about 48 s of one CPU core; none"]
+    assert cli.main(["experiments", "list", "--quick"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2].strip() == "4 cases x 1 seed; none"
+    assert cli.main(["experiments", "run", "--in-process", "--out", str(tmp_path), "--only", "eps9"]) == 2
+    said = capsys.readouterr()
+    assert "left out: " in said.out and "no case has all of eps9 in its name" in said.err
+    with pytest.raises(ConfigError, match=r"unknown experiment 'large': expected one of broken, tiny, or"):
+        definition.find("large")
+    assert definition.find("tiny") == path and definition.find(str(path)) == path
+
+
+def test_figures_are_written_as_papers_write_them() -> None:
+    assert {name: metric.write(1234567.8) for name, metric in METRICS.items()} == {
+        "accuracy": "123456780.00",
+        "tail_accuracy": "123456780.00",
+        "epsilon": "1234567.800",
+        "uplink": "1.23",
+        "downlink": "1.23",
+        "uplink_saving": "1234567.8",
+        "total_density": "1234567.800",
+        "loss": "1234567.8000",
+        "overlap": "1234567.800",
+        "uniform_distance": "1234567.800",
+        "control_distance": "1234567.800",
+        "exposure": "1234567.80",
+        "mse": "1234567.8000",
+        "psnr": "1234567.8",
+        "ssim": "1234567.800",
+        "error": "1234567.80000",
+        "bound": "1234567.80000",
+        "solvable": "123456780.0",
+        "ratio": "1234567.800",
+    }
+    accuracy = METRICS["accuracy"]
+    assert (accuracy.write(0.5, sign=True), accuracy.write(-0.5, sign=True)) == ("+50.00", "-50.00")
+    errors = [accuracy.write_error(value) for value in (0.0, 0.00012, 0.000012)]
+    assert errors == ["0.00", "0.01", "0.001"], "a small error is not none"
 
 
 def test_estimate() -> None:
