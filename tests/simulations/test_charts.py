@@ -67,6 +67,19 @@ def test_steps_stay_level_up_to_the_next_point() -> None:
     assert re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+V[\d.]+", path)
 
 
+def test_gaps_are_bridged_and_errors_go_as_far_up_as_down() -> None:
+    axis = Axis("v", lambda value: f"{value:g}")
+    points = [Point(1, 1.0, ""), Point(2, None, ""), Point(3, 3.0, "", error=0.5), Point(4, 2.0, "")]
+    drawing = line_chart("a", [Series("s", points, 1)], Axis("x", str), axis)
+    first, third, fourth = (f"{x} {y}" for x, y in re.findall(r'class="point" cx="([\d.]+)" cy="([\d.]+)"', drawing))
+    assert re.findall(r'class="bridge" d="([^"]+)"', drawing) == [f"M{first}L{third}"]
+    assert re.findall(r'class="line" d="([^"]+)"', drawing) == [f"M{third}L{fourth}"]
+    ((low, high),) = re.findall(r'class="error" d="M[\d.]+ ([\d.]+)V([\d.]+)M', drawing)
+    one, three = (float(place.split()[1]) for place in (first, third))
+    assert float(low) - three == pytest.approx(three - float(high), abs=0.11)
+    assert float(low) - three == pytest.approx((one - three) / 4, abs=0.11)
+
+
 def test_parts_of_a_bar_stand_on_each_other_in_proportion() -> None:
     axis = Axis("v", lambda value: f"{value:g}")
     drawing = stacked_bars("a", [Bar(1, (30, 10), "tip")], Axis("round", str, whole=True), axis)
