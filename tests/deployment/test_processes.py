@@ -64,7 +64,7 @@ class TestSupervised:
         self, started: list[Supervised], tmp_path: Path
     ) -> None:
         process = shell(started, tmp_path, 'echo "$GIVEN $HOME"; echo bad >&2; sleep 60', GIVEN="given")
-        assert process.runs and process.starts == 1
+        assert process.name == "one" and process.runs and process.starts == 1
         wait_until(lambda: log_of(tmp_path) == f"given {os.environ['HOME']}\nbad\n")
         assert os.getsid(process.process.pid) == process.process.pid
 

@@ -17,8 +17,14 @@ from typing import Any
 from deployment import warm_node
 
 PROJECT = Path(__file__).parents[2]
-# Has warm_node find what stands beside another interpreter.
-LAUNCH = "import sys; sys.executable = sys.argv.pop(1); from deployment import warm_node; warm_node.main()"
+# Has warm_node find what stands beside another interpreter. Ctrl-C is ignored by what a shell runs in the background.
+LAUNCH = """\
+import signal, sys
+from deployment import warm_node
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.executable = sys.argv.pop(1)
+warm_node.main()
+"""
 NODE = '#!/bin/sh\necho "$@" > {here}/node.args\necho "$PATH" > {here}/node.path\nexec cat\n'
 SLOW = '#!/bin/sh\necho "$@" >> {here}/slow\n'
 CLIENT_APP = """\
@@ -114,6 +120,7 @@ def running(here: Path, *, beside: bool = True) -> Iterator[Node]:
         **os.environ,
         "PATH": f"{others}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "PYTHONPATH": f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONUNBUFFERED": "",
         "TMPDIR": str(here),
     }
     with (here / "log").open("wb") as log:
@@ -159,7 +166,7 @@ def test_the_helper_is_for_its_user_and_goes_with_its_node_alone(tmp_path: Path)
         assert node.asked()["parent"] == helper
     wait_until(lambda: state(helper) in ("", "Z"))
     assert not stub.parent.exists()
-    assert not node.text("slow")
+    assert not node.text("slow") and "Traceback" not in node.text("log")
 
 
 def test_client_apps_that_have_ended_are_cleared_away(tmp_path: Path) -> None:
