@@ -1,17 +1,17 @@
 """``flwr run .``: the same ServerApp and ClientApp on Flower's own simulation engine."""
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from common.datasets import SHIPPED_FOLDER
+from deployment.processes import hold_port, port_of
 from server.checkpoint import Checkpoint
 from server.runlog import read_events
 from simulations.run import Engine, config_of_run, config_with, simulate
@@ -20,43 +20,51 @@ PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-@pytest.fixture
-def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Give Flower a home of its own, keep it offline, and stop the SuperLink that it leaves running."""
-    home = tmp_path / "flower"
-    home.mkdir()
-    ports = [str(port) for port in free_ports(2)]  # the usual ones may belong to somebody else's SuperLink
-    yield {
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Give Flower a home of its own, keep it offline, and have the SuperLink up that ``flwr run`` would start.
+
+    It would give it 15 seconds to start, which is too little on a busy machine.
+    """
+    home = tmp_path_factory.mktemp("flower")
+    held = [hold_port(), hold_port()]  # the usual ones may belong to somebody else's SuperLink
+    port, control_port = (str(port_of(one)) for one in held)
+    environment = {
         **os.environ,
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
-        "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        "FLWR_LOCAL_CONTROL_API_PORT": control_port,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
-        "FEDSIEVE_CACHE": str(tmp_path / "cache"),
+        "FEDSIEVE_CACHE": str(home / "cache"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().decode().split("\0")
-            except OSError:
-                continue
-            if any("flower-superlink" in word for word in command) and any(str(home) in word for word in command):
-                os.kill(int(entry.name), signal.SIGTERM)
-                while entry.exists() and "Z" not in (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]:
-                    time.sleep(0.1)
+    command = [str(BIN / "flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--control-api-address", f"127.0.0.1:{control_port}", "--host", "127.0.0.1", "--port", port]
+    with (home / "superlink.log").open("w") as log:
+        superlink = subprocess.Popen(
+            [*command, "--database", str(home / "state.db")], env=environment, stdout=log, stderr=log
+        )
+    try:
+        while not is_up(f"http://127.0.0.1:{port}/health"):
+            assert superlink.poll() is None, (home / "superlink.log").read_text()
+            time.sleep(0.1)
+        yield environment
+    finally:
+        superlink.terminate()
+        superlink.wait()
+        for one in held:
+            one.close()
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def flwr_run(environment: dict[str, str], settings: str) -> str:
@@ -76,6 +84,7 @@ def test_flwr_run_gives_the_same_model_as_our_engine(tmp_path: Path, flower: dic
     while not (folder / "run.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.5)
     assert (folder / "run.jsonl").exists(), output
+    assert "Starting local SuperLink" not in output, "it did not find ours"
     events = list(read_events(folder / "run.jsonl"))
     assert [event["event"] for event in events] == ["run", "round", "round", "end"], output
     config = config_of_run(folder).to_mapping()
