@@ -3,12 +3,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from client.randomness import OsRandomness
-from client.site import Site, Workbench
+from client.site import Shelf, Site, Workbench
 from common import coding
+from common.broadcast import digest_of
 from common.errors import ConfigError, DatasetError, ModelError, PlanRefused, WireError
 from common.models import initial_vector
+from common.plan import RoundPlan
 from simulations.seeded import SeededRandomness
 from tests.support import SMALL_MODEL, site_data, small_dataset, small_plan, small_request
 
@@ -90,6 +93,32 @@ def test_a_model_that_mixes_records_is_found_out_before_anything_is_served(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModelError, match="depends on the other records"):
         site_with(OsRandomness()).require_fit("mixing_model:build")
+
+
+def test_a_score_is_that_of_all_records_at_once_and_leaves_the_model_to_train() -> None:
+    site = site_with(OsRandomness())
+    whole, in_batches = (site.evaluate(*small_request(START, physical_batch_size=size)) for size in (240, 64))
+    model = site._workbench.model(SMALL_MODEL)
+    assert model.module.training
+    with torch.no_grad():
+        outputs = model.module(torch.from_numpy(DATA.train_inputs))
+        targets = torch.from_numpy(DATA.train_targets)
+        loss = float(torch.nn.functional.cross_entropy(outputs, targets))
+    assert whole.accuracy == in_batches.accuracy == float((outputs.argmax(1) == targets).double().mean())
+    assert whole.loss == pytest.approx(loss, rel=1e-5) and in_batches.loss == pytest.approx(loss, rel=1e-5)
+    assert whole.digest == digest_of(START)
+
+
+def test_the_models_used_last_are_held() -> None:
+    shelf = Shelf(2)
+    one, two, three = (small_request(START + number) for number in range(3))
+    for plan, model in (one, two):
+        shelf.received(RoundPlan.from_bytes(plan), model)
+    assert shelf.get(digest_of(START)) is not None  # used after the second
+    shelf.received(RoundPlan.from_bytes(three[0]), three[1])
+    assert [shelf.get(digest_of(START + number)) is not None for number in range(3)] == [True, False, True]
+    shelf.clear()
+    assert shelf.get(digest_of(START)) is None
 
 
 def test_devices() -> None:
