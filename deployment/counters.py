@@ -77,18 +77,18 @@ def compare(events: Sequence[Event], status: RunStatus) -> Comparison:
     start, end = events[0], events[-1]
     sites = int(start["sites"])
     asked = sum(len(event["cohort"]) for event in events if event["event"] == "round")
-    question, answer = (
-        _message(RecordDict(), reply=False),
-        _message(Introduction(0, 1 << 14, simulated=False).to_content(), reply=True),
-    )
+    question = _message(RecordDict(), reply=False)
+    # Where sizes are nobody's business the log has none, and any number is about as long.
+    declared = start["declared_sizes"] or [(site, asked) for site in range(sites)]
+    answers = [_message(Introduction(site, size, simulated=False).to_content(), reply=True) for site, size in declared]
     # The envelope of a train message holds the names of its three objects, whatever they weigh.
     train = _message(RecordDict({"fedsieve": ConfigRecord({"plan": b""})}), reply=False)
     trained = _message(RecordDict({"fedsieve": ConfigRecord({"update": b""})}), reply=True)
     lines = (
         Line("rounds, as Fedsieve counts them", PartBytes(**end["downlink"]).total, PartBytes(**end["uplink"]).total),
         Line(f"envelopes of {asked} plans and their replies", asked * _down(train, trained), asked * _up(trained)),
-        Line(f"{sites} sites introduce themselves", sites * message_bytes(question), sites * message_bytes(answer)),
-        Line("envelopes of that", sites * _down(question, answer), sites * _up(answer)),
+        Line(f"{sites} sites introduce themselves", sites * message_bytes(question), sum(map(message_bytes, answers))),
+        Line("envelopes of that", sum(_down(question, answer) for answer in answers), sum(map(_up, answers))),
     )
     return Comparison(lines, Line("the SuperLink's counters", status.bytes_sent, status.bytes_received))
 

@@ -392,8 +392,17 @@ class TestPorts:
 
     @pytest.mark.parametrize(("code", "ours", "answers"), [(200, True, True), (503, True, False), (200, False, False)])
     def test_the_gate_answers_once_it_has_found_the_superlink_and_nobody_in_its_place(
-        self, tmp_path: Path, keys: ServerKeys, code: int, ours: bool, answers: bool
+        self,
+        tmp_path: Path,
+        keys: ServerKeys,
+        monkeypatch: pytest.MonkeyPatch,
+        code: int,
+        ours: bool,
+        answers: bool,
     ) -> None:
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")  # where nobody is
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
         others = ServerKeys.create(tmp_path / "others", ("localhost", "127.0.0.1"), 1)
         app = Starlette(routes=[Route("/health", lambda request: Response(status_code=code))])
         deployment = LocalDeployment(tmp_path, keys, [])
