@@ -16,7 +16,7 @@ from tests.support import small_config
 
 def shown(*events: dict[str, Any], terminal: bool = False, **config: Any) -> str:
     """Return what is said of these events, without its line breaks."""
-    screen = Console(file=io.StringIO(), width=300, force_terminal=terminal, color_system=None)
+    screen = Console(file=io.StringIO(), width=300 if terminal else 60, force_terminal=terminal, color_system=None)
     with RunDisplay(config_with({"rounds": 4, "name": "x", **config}), screen) as display:
         for event in events:
             display.show(event)
