@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from common.errors import ConfigError
+from common.errors import ConfigError, NothingLearned
 from server.app import run
 from server.runlog import Event, read_events
 from simulations.ray_grid import RayGrid, _resources, assign, start_ray
@@ -82,10 +82,10 @@ def test_an_actor_that_dies_is_replaced_and_its_work_repeated(tmp_path: Path) ->
 
 def test_a_site_that_always_kills_its_actor_is_rejected_and_the_run_goes_on(tmp_path: Path) -> None:
     config = small_config(tmp_path, rounds=1, model="tests.simulations.test_ray_grid:deadly_model", evaluate_every=0)
-    result = simulate(config, Engine(actors=1))
-    assert (
-        rejections(result.folder) == ["the site failed: the actor died 3 times while this site was waiting for it"] * 6
-    )
+    with pytest.raises(NothingLearned, match="The first rejection: round 1, site 0: the site failed: the actor died 3"):
+        simulate(config, Engine(actors=1))
+    (folder,) = tmp_path.iterdir()
+    assert rejections(folder) == ["the site failed: the actor died 3 times while this site was waiting for it"] * 6
 
 
 def deadly_model() -> object:
