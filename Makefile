@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo deploy-local deploy-demo test test-browser test-deployment test-docker lint setup format mutants random-mutants \
+.PHONY: help demo deploy-local deploy-demo test test-processors test-browser test-deployment test-docker lint setup format mutants random-mutants \
   protos reproduce bench-shim bench-simulation bench-step bench-coding bench-bytes bench-methods constraints clean
 
 help:  ## show this list
@@ -28,6 +28,15 @@ test-browser: $(READY)  ## reports and live view in a real Chromium
 	  || { echo "no Chromium here: apt-get install chromium chromium-driver" >&2; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest tests/browser
+
+# What rounds: no result may depend on how one processor adds, nor on how many threads add.
+ROUNDED := $(BIN)/python -m pytest -q -n 3 --dist worksteal tests/client tests/common tests/methods tests/server \
+  tests/privacy/test_mechanism.py tests/simulations/test_run.py
+
+test-processors: $(READY)  ## the tests of what computes, as on other processors
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(ROUNDED)
+	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=4 $(ROUNDED)
+	ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=4 $(ROUNDED)
 
 lint: $(READY)  ## ruff, mypy and the layers
 	$(BIN)/ruff check .

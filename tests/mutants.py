@@ -38,6 +38,11 @@ class Mutant:
     killer: str
 
 
+_CLAIMS = "tests/simulations/test_claims.py"
+_NETWORKS = "tests/simulations/test_models_and_data.py::test_other_peoples_networks_train_unchanged"
+_REFUSED = "tests/client/test_clipping.py::test_models_that_cannot_be_clipped_are_refused_by_name"
+_FAILURE = "test_a_failure_after_the_charge_is_logged_at_the_site_told_to_nobody_and_not_tried_again"
+_GUESS = "first if t.dim() > first and t.shape[first] == tensors[0].shape[first] else None"
 _FACTORS = "factors = self._clip_norm / norms.clamp(min=self._clip_norm)"
 _TOTAL = "total = step.gradient_sum(*data.batch(rows, device))"
 _CHARGE = "entry = ledger.charge(plan, plan_bytes, policy.server_key)"
@@ -289,6 +294,147 @@ MUTANTS = (
         "common/renyi.py",
         (("flat + sampling_rate**3 * at_order", "flat"),),
         f"{_RENYI}::test_no_mechanism_with_a_curve_passes_its_bound",
+    ),
+    Mutant(
+        "plan: a clip norm that single precision cannot carry",
+        "common/plan.py",
+        (('"clip_norm": Range(1e-6, 1e9)', '"clip_norm": Range(1e-6, 1e300)'),),
+        "tests/common/test_plan.py::test_every_number_has_a_range_that_single_precision_carries[clip_norm]",
+    ),
+    Mutant(
+        "plan: any unit with any method",
+        "common/plan.py",
+        (("check(self.privacy_unit in units,", "check(True,"),),
+        "tests/common/test_plan.py::test_a_plan_is_charged_by_the_unit_that_its_method_protects[select-random]",
+    ),
+    Mutant(
+        "a failure after the charge told to the server",
+        "client/site.py",
+        (("raise NoRelease from None", "raise"),),
+        f"{_ENFORCEMENT}::{_FAILURE}",
+    ),
+    Mutant(
+        "a round that failed after its charge trained again",
+        "client/site.py",
+        (("self._failed.add(entry.number)", "pass"),),
+        f"{_ENFORCEMENT}::{_FAILURE}",
+    ),
+    Mutant(
+        "self-check after the charge",
+        "client/site.py",
+        (('if plan.private and plan.privacy_unit == "record":', "if False:"),),
+        f"{_ENFORCEMENT}::test_a_model_that_mixes_records_is_refused_before_the_charge",
+    ),
+    Mutant(
+        "self-check that cannot conclude passed",
+        "client/clipping/self_check.py",
+        (('    raise ModelError(\n        f"the model cannot be', '    str(\n        f"the model cannot be'),),
+        f"{_REFUSED}[Bounded-vectors-cannot be checked before it is trained: .* no gradient]",
+    ),
+    Mutant(
+        "self-check at the parameters that a server chose",
+        "client/clipping/self_check.py",
+        (("for made_up in _made_up_parameters(own):", "for made_up in [own]:"),),
+        f"{_REFUSED}[ZeroBranch-vectors-depends on the other records]",
+    ),
+    Mutant(
+        "shared arguments guessed by their length",
+        "client/clipping/any_layer.py",
+        (("[first if counts else None for counts in calls[number]]", f"[{_GUESS} for t in tensors]"),),
+        "tests/client/test_clipping.py::test_what_all_records_share_may_have_as_many_rows_as_the_batch",
+    ),
+    Mutant(
+        "the real size declared",
+        "simulations/site_cli.py",
+        (
+            (
+                "    if not options.declared_size:",
+                "    options.declared_size = options.declared_size or count\n    if False:",
+            ),
+        ),
+        "tests/simulations/test_cli.py::test_the_size_that_a_site_declares_is_its_operators_choice",
+    ),
+    Mutant(
+        "channels last, whether the model takes them or not",
+        "common/models.py",
+        (("return channels_last(inputs) if self._channels_last[shape] else inputs", "return channels_last(inputs)"),),
+        f"{_NETWORKS}[QuickStart-tests.simulations.test_models_and_data:small_photographs]",
+    ),
+    Mutant(
+        "grey pictures without a channel",
+        "common/datasets.py",
+        (("return inputs[:, None] if inputs.dtype == np.uint8 and inputs.ndim == 3 else inputs", "return inputs"),),
+        f"{_NETWORKS}[one_convolution-fashion-mnist-12k]",
+    ),
+    Mutant(
+        "a result with an epsilon of a run that learnt nothing",
+        "server/app.py",
+        (("        _require_learning(state, folder)\n", ""),),
+        "tests/simulations/test_run.py::test_a_run_that_every_site_fails_in_has_no_result[record]",
+    ),
+    Mutant(
+        "client: a result of a run that learnt nothing",
+        "server/app.py",
+        (("if state.model_version and any(", "if state.model_version or any("),),
+        "tests/simulations/test_run.py::test_a_run_that_every_site_fails_in_has_no_result[client]",
+    ),
+    Mutant(
+        "linear attack: a bound without the chance that an equation is kept",
+        "simulations/attacks/linear.py",
+        (("return share * noise**2 * size /", "return noise**2 * size /"),),
+        f"{_CLAIMS}::test_the_bound_of_the_linear_attack_holds_for_every_mask_size",
+    ),
+    Mutant(
+        "linear attack: equations kept independently of each other",
+        "simulations/attacks/linear.py",
+        (("lost *= max(size - kept - number, 0) / (size - number)", "lost *= 1 - kept / size"),),
+        f"{_CLAIMS}::test_the_bound_of_the_linear_attack_holds_for_every_mask_size",
+    ),
+    Mutant(
+        "suggest: the sites' momentum in a rule for the server's",
+        "simulations/suggest.py",
+        (
+            (
+                'momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0',
+                "momentum = config.client_momentum",
+            ),
+        ),
+        "tests/simulations/test_methods_page.py::test_suggest_says_what_it_assumes_and_runs_nothing",
+    ),
+    Mutant(
+        "server momentum: a velocity that dies with its mask",
+        "server/aggregate.py",
+        (
+            (
+                '                state["velocity"][kept] = velocity\n',
+                '                state["velocity"][:] = 0\n                state["velocity"][kept] = velocity\n',
+            ),
+        ),
+        "tests/simulations/test_methods_page.py::test_partners_have_the_same_noise",
+    ),
+    Mutant(
+        "select: the published sensitivity in the paper's budget",
+        "client/selection.py",
+        (("return min(record_bound, 2 * norm)", "return min(record_bound, norm)"),),
+        f"{_CLAIMS}::test_the_papers_noise_multiplier_costs_another_budget_than_its_table_says",
+    ),
+    Mutant(
+        "Table 2: a headline without what tuning leaves of it",
+        "README.md",
+        (("at which both do better, it is 0.56", "at which both do better, it is 1.50"),),
+        f"{_CLAIMS}::test_the_gain_of_table_2_is_stated_with_what_is_left_of_it_where_both_are_tuned",
+    ),
+    Mutant(
+        "figure 2: as in the paper where noise times clip norm is 1",
+        "docs/experiments.md",
+        (("1.2 to 1.4 points", "1.0 to 1.4 points"),),
+        f"{_CLAIMS}::test_where_noise_times_clip_norm_is_one_masks_cost_accuracy",
+    ),
+    Mutant(
+        "compressive: another noise energy of keeping all",
+        "docs/experiments.md",
+        (("has 96 times", "has 118 times"),),
+        f"{_CLAIMS}::test_keeping_all_entries_has_96_times_the_noise_energy_of_plain_laplace_noise",
     ),
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from client.ledger import Ledger
 from client.policy import SitePolicy
@@ -17,11 +18,11 @@ from client.randomness import OsRandomness
 from client.site import Guard, Site, Workbench
 from common.accounting import epsilon_of
 from common.charges import Charge
-from common.errors import ConfigError, LedgerError, ModelMissing, NoRelease, PlanRefused, WireError
+from common.errors import ConfigError, LedgerError, ModelError, ModelMissing, NoRelease, PlanRefused, WireError
 from common.models import initial_vector
 from common.signing import PlanSigner
 from simulations.seeded import SeededRandomness
-from tests.support import SMALL_MODEL, site_data, small_dataset, small_request
+from tests.support import CLASSES, FEATURES, SMALL_MODEL, site_data, small_dataset, small_request
 
 DATA = small_dataset()
 START = initial_vector(SMALL_MODEL, 3)
@@ -132,6 +133,27 @@ def test_a_site_with_a_ledger_takes_no_seeded_noise(tmp_path: Path) -> None:
     data = site_data(DATA.train_inputs, DATA.train_targets)
     with pytest.raises(ConfigError, match="operating system, got SeededRandomness"):
         Site(data, SeededRandomness(1, 0), Workbench("cpu"), guard)
+
+
+class _Centring(torch.nn.Module):
+    """Mixes records, so that clipping them one by one protects nobody."""
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs - outputs.mean(0)
+
+
+def mixing_model() -> torch.nn.Module:
+    """Return a model that the self-check refuses."""
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, CLASSES), _Centring())
+
+
+def test_a_model_that_mixes_records_is_refused_before_the_charge(tmp_path: Path) -> None:
+    model = f"{__name__}:mixing_model"
+    site, ledger = site_at(tmp_path / "ledger", policy_with(models=[model]))
+    start = initial_vector(model, 3)
+    with pytest.raises(ModelError, match="depends on the other records"):
+        site.train(*small_request(start, model=model, **ROUND))
+    assert ledger.history == ()
 
 
 def test_a_crash_after_the_charge_leaves_a_charge_that_can_be_used(
