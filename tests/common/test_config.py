@@ -146,3 +146,38 @@ def test_assignments_take_the_type_of_their_default() -> None:
 
 def test_every_key_is_described() -> None:
     assert all(len(text) > 10 for text in describe_keys().values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "used", "noise_is_coded"),
+    [
+        ({}, ("calibrated", "calibrated", "seed"), True),
+        ({"value-coding": "int8", "downlink-coding": "f32"}, ("int8", "f32", "seed"), False),
+        ({"private": False}, ("f16", "f16", "seed"), False),
+        ({"private": False, "value-coding": "f32", "downlink-coding": "f32"}, ("f32", "f32", "seed"), False),
+        ({"method": "noisy-only"}, ("f16", "f16", "seed"), False),
+        ({"privacy-unit": "client", "client-momentum": 0.0}, ("calibrated", "calibrated", "seed"), False),
+        ({"method": "select-random"}, ("calibrated", "calibrated", "compact"), True),
+        ({"method": "select-random", "index-coding": "raw"}, ("calibrated", "calibrated", "raw"), True),
+    ],
+)
+def test_codings_that_cannot_be_used_are_stood_in_for(
+    changes: dict[str, Any], used: tuple[str, ...], noise_is_coded: bool
+) -> None:
+    config = config_with(changes)
+    assert (config.value_coding_used, config.downlink_coding_used, config.index_coding_used) == used
+    assert config.released_noise_is_coded is noise_is_coded
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "fashion-mnist-12k-dp-cnn-s-eps8-density0.3-seed1"),
+        ({"private": False}, "fashion-mnist-12k-dp-cnn-s-not-private-density0.3-seed1"),
+        ({"method": "ranked", "epsilon": 2.5}, "fashion-mnist-12k-dp-cnn-s-ranked-eps2.5-density0.3-seed1"),
+        ({"dataset": "a/b/", "model": "mlp:3-2"}, "b-mlp_3-2-eps8-density0.3-seed1"),
+        ({"name": "mine"}, "mine"),
+    ],
+)
+def test_a_run_is_named_by_what_it_is(changes: dict[str, Any], name: str) -> None:
+    assert config_with(changes).run_name == name

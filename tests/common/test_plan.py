@@ -62,6 +62,44 @@ def test_every_number_has_a_range_that_single_precision_carries(name: str) -> No
             small_plan(100, **{name: kind(number)})
 
 
+def test_the_ranges_are_those_of_this_version_of_plans() -> None:
+    """A site refuses what is outside: another range is another version."""
+    assert {name: (allowed.least, allowed.most, allowed.zero) for name, allowed in RANGES.items()} == {
+        "round": (1, 2**32 - 1, False),
+        "model_version": (0, 2**32 - 1, False),
+        "cohort": (1e-6, 1e9, False),
+        "steps": (1, 10**6, False),
+        "sampling_rate": (1e-9, 1, False),
+        "clip_norm": (1e-6, 1e9, False),
+        "noise_multiplier": (1e-6, 1e6, True),
+        "learning_rate": (1e-9, 1e9, False),
+        "momentum": (0, 0.999999, False),
+        "physical_batch_size": (1, 2**24, False),
+        "grid": (1 / 64, 1024, False),
+        "model_step": (1e-30, 1e30, True),
+        "pick_epsilon": (1e-9, 1e6, True),
+        "pick_threshold": (1e-9, 1e9, True),
+        "entry_bound": (1e-9, 1e9, True),
+        "second_clip_norm": (1e-9, 1e9, True),
+        "measurements": (1, 2**24, True),
+    }
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run": "x" * 200}, {"model": "x" * 200}, {"mask_kept": 100}, {"value_coding": "calibrated"}]
+)
+def test_the_longest_names_and_the_fullest_mask_travel(changes: dict[str, object]) -> None:
+    plan = small_plan(100, **changes)
+    assert RoundPlan.from_bytes(plan.to_bytes()) == plan
+
+
+def test_a_plan_has_at_most_4096_bytes() -> None:
+    data = PLAN.to_bytes()
+    assert RoundPlan.from_bytes(data.ljust(4096)) == PLAN
+    with pytest.raises(WireError, match="at most 4096 bytes, got 4097"):
+        RoundPlan.from_bytes(data.ljust(4097))
+
+
 @pytest.mark.parametrize("sampling_rate", [1e-9, 0.5, 0.999, 1 - 1e-9, 1.0])
 @pytest.mark.parametrize("noise_multiplier", [1e-6, 0.3, 1e6])
 def test_every_private_plan_has_a_price(noise_multiplier: float, sampling_rate: float) -> None:

@@ -100,6 +100,18 @@ def test_replies_are_looked_for_often_and_then_every_second(clock: Clock) -> Non
     assert PromptGrid(nodes).send_and_receive(sent[1:2]) == [late]  # type: ignore[arg-type]
 
 
+def test_what_the_superlink_says_in_the_place_of_a_node_is_put_under_that_node(clock: Clock) -> None:
+    from_superlink = reply_to(102, Error(ErrorCode.NODE_UNAVAILABLE, "gone"), "b")
+    from_superlink.metadata.__dict__["_src_node_id"] = 1
+    nodes = Nodes(clock, [(0.0, from_superlink)])
+    (reply,) = PromptGrid(nodes).send_and_receive([question(102, "b")])  # type: ignore[arg-type]
+    assert reply.metadata.src_node_id == 102
+    nodes.set_run = lambda run: setattr(nodes, "run", run)  # type: ignore[attr-defined]
+    grid = PromptGrid(nodes)  # type: ignore[arg-type]
+    grid.set_run("a run")  # type: ignore[arg-type]
+    assert grid.run == "a run"
+
+
 def test_nodes_that_join_are_looked_for_until_the_time_is_up(clock: Clock) -> None:
     nodes = Nodes(clock, there=lambda now: [1, 2] if now < 5 else [1, 2, 3])
     with pytest.raises(federation.FederationError, match="within 4 s, got 2"):
