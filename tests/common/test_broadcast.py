@@ -1,4 +1,5 @@
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from common.broadcast import (
     encode_floats,
     encode_grid,
     encode_held,
+    encode_mask,
+    encode_reference,
     encode_scattered_delta,
     parts_of,
     union_of,
+    unpack,
 )
 from common.coding import Values, from_grid
 from common.errors import ModelMissing, WireError
@@ -146,6 +150,47 @@ def test_what_is_wrong_is_said() -> None:
     ]:
         with pytest.raises(WireError, match=message):
             decode(data, plan, lambda digest: MODEL)
+
+
+def test_the_most_masks_and_the_fewest_bytes() -> None:
+    masks = [MaskSpec(1, epoch, SIZE, 5) for epoch in range(MOST_MASKS)]
+    difference = np.zeros(union_of(masks, SIZE).size, np.int32)  # type: ignore[union-attr]
+    data = encode_delta(digest_of(MODEL), masks, difference)
+    assert decode(data, plan_to(MODEL), lambda digest: MODEL).tobytes() == MODEL.tobytes()
+    for data, message in ((bytes(19), "at least 20 bytes, got 19"), (bytes(20), "a model of version 1")):
+        with pytest.raises(WireError, match=message):
+            decode(data, plan_to(MODEL), nothing)
+
+
+def test_a_reference_comes_with_the_model_or_is_held() -> None:
+    other, data = MODEL + 1, encode_floats(MODEL, "f32")
+    block = encode_reference(encode_floats(other, "f32"))
+    named = {"method": "importance", "model_digest": digest_of(MODEL), "reference_digest": digest_of(other)}
+    plan = small_plan(SIZE, **named)
+    rest, found = unpack(block + data, plan, nothing)
+    assert rest == data and found is not None and found.tobytes() == other.tobytes()
+    assert unpack(data, plan, {digest_of(other): other}.get) == (data, None)
+    with pytest.raises(ModelMissing, match=f"the reference model {digest_of(other)} is not held here"):
+        unpack(data, plan, nothing)
+    assert unpack(data, replace(plan, reference_digest=digest_of(MODEL)), nothing) == (data, None)
+    parts, alone = parts_of(block + data), parts_of(data)
+    assert parts.total == len(block + data) and parts.header == alone.header + 12
+    with pytest.raises(WireError, match="at least 12 bytes, got 11"):
+        unpack(block[:11], plan, nothing)
+    with pytest.raises(WireError, match="the checksum of FSVR does not match"):
+        unpack(block[:-1], plan, nothing)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (encode_reference(encode_floats(MODEL, "f32")), "a reference model came with a plan that names none"),
+        (encode_mask(MaskSpec(1, 0, SIZE, 5)), "a mask came with a plan that names none"),
+    ],
+)
+def test_blocks_that_a_plan_does_not_name_are_refused(block: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        unpack(block + encode_grid(NUMBERS), plan_to(MODEL), {digest_of(MODEL): MODEL}.get)
 
 
 @given(st.binary(max_size=80), st.integers(0, len(broadcast._FORMS)), st.integers(0, 3))
