@@ -10,7 +10,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: help demo deploy-local deploy-demo test test-processors test-browser test-deployment test-docker lint setup format mutants random-mutants \
+.PHONY: help demo deploy-local deploy-demo test test-processors test-browser test-deployment test-docker lint setup format mutants random-mutants golden-pages \
   protos reproduce bench-shim bench-simulation bench-step bench-coding bench-bytes bench-methods constraints clean
 
 help:  ## show this list
@@ -53,6 +53,9 @@ mutants: $(READY)  ## break the privacy mechanism on purpose and see which test 
 
 random-mutants: $(READY)  ## break everything else in 60 small ways that nobody chose: SEED=1, half an hour
 	$(BIN)/python -m tests.random_mutants '$(SEED)'
+
+golden-pages: $(READY)  ## the report pages that tests compare, written anew after a change that is meant
+	$(BIN)/python -m tests.simulations.golden_pages
 
 deploy-local: $(READY)  ## a deployment as plain processes: TLS, authenticated nodes, daemons, a real training
 	$(BIN)/python -m simulations.deploy_demo local

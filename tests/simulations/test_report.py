@@ -31,7 +31,7 @@ def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["run", "clients", "numbers", "compared"])
 def test_pages_are_as_they_were(name: str) -> None:
-    """A change that is meant: ``python -m tests.simulations.golden_pages``, and look at what it changed."""
+    """A change that is meant: ``make golden-pages``, and look at what it changed."""
     assert pages()[name].splitlines() == (GOLDEN / f"{name}.html").read_text(encoding="utf-8").splitlines()
 
 
