@@ -7,6 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
+from client.channel import Access
 from common.errors import FederationError
 from common.models import initial_vector
 from common.records import Introduction, Refusal, Release, Request, parse_answer
@@ -89,3 +90,24 @@ def test_the_shim_imports_no_torch() -> None:
 def test_defaults_are_valid_for_flower() -> None:
     # Flower's bundle refuses run-config values of any other type.
     assert all(isinstance(value, bool | int | float | str) for value in config_with({}).to_mapping().values())
+
+
+def test_a_node_with_a_daemon_asks_it_for_as_long_as_the_message_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Remote:
+        declared_size = 40
+
+        def __init__(self, access: Access, patience: float) -> None:
+            waits.append(patience)
+
+    monkeypatch.setattr("client.remote.RemoteSite", Remote)
+    context, question = context_of(4), message_of(RecordDict(), "query")
+    context.node_config["site"] = "unix:/run/site.sock"
+    question.metadata.ttl = 1000.0
+    assert Introduction.from_content(app(question, context).content) == Introduction(4, 40, simulated=False)
+    assert 500 < waits[0] <= 1000
+    for wrong in (-1, "4"):
+        context.node_config["partition-id"] = wrong
+        with pytest.raises(FederationError, match="expected 'partition-id' >= 0"):
+            app(question, context)

@@ -1,8 +1,12 @@
 """Hash chains: the first link that is wrong is named, and a chain that ends before its head is no chain."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from client.chain import CHAIN_START, Chain
+from client.chain import CHAIN_START, Chain, Head, remember
+from common.errors import LedgerError
 
 Link = tuple[int, str, str]
 WHOLE: list[Link] = [(1, "a", "a"), (2, "b", "b"), (3, "c", "c")]
@@ -40,3 +44,11 @@ def test_a_chain_that_was_changed_cut_or_replaced(links: list[Link], length: int
         chain.add(*link)
     with pytest.raises(ValueError, match=message):
         chain.require_head()
+
+
+def test_a_head_that_cannot_be_written_stops_the_release(tmp_path: Path) -> None:
+    remember(tmp_path / "head", Head(2, "a", 1, "b"))
+    facts = {"entries": 2, "hash": "a", "releases": 1, "releases_hash": "b"}
+    assert json.loads((tmp_path / "head").read_bytes()) == facts
+    with pytest.raises(LedgerError, match=r"cannot write .*; nothing was released"):
+        remember(tmp_path / "nowhere" / "head", Head())

@@ -108,6 +108,11 @@ def test_what_others_can_listen_in_on_needs_tls(address: str, local: bool) -> No
         access.open_channel()
 
 
+def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the CA's certificate .*none"):
+        Access(address="hospital:1", ca=tmp_path / "none").open_channel()
+
+
 def test_a_short_token_is_none(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("t" * 32 + "\n")
