@@ -257,7 +257,7 @@ def hold_port() -> socket.socket:
     Whoever names it can listen there all the same, as servers set SO_REUSEADDR, and so can its next start.
     """
     held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
     held.bind(("127.0.0.1", 0))
     return held
 
