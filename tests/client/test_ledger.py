@@ -1,6 +1,7 @@
 import json
 import math
 import sqlite3
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.support import small_plan
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "site" / "ledger.db"
+    return tmp_path / "new" / "site" / "ledger.db"
 
 
 def plan_of(round_number: int, run: str = "a", **changes: object) -> RoundPlan:
@@ -227,3 +228,8 @@ def test_a_ledger_from_before_other_charges_is_read_as_it_was(tmp_path: Path) ->
     ledger = Ledger(tmp_path / "old.ledger")
     assert ledger.history == history
     ledger.close()
+
+
+def test_a_ledger_is_its_owners_alone(path: Path) -> None:
+    Ledger.create(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

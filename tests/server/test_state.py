@@ -156,3 +156,62 @@ def test_traffic_adds_up_and_survives() -> None:
     assert traffic.round_sites.keys() == {4}
     again = Traffic.from_json(1000, traffic.to_json())
     assert (again.uplink, again.downlink, again.sites) == (traffic.uplink, traffic.downlink, traffic.sites)
+
+
+def test_made_up_names_are_counted_on_in_folders_that_are_made(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "not" / "there")
+    folders = [RunFolder.create(config) for _ in range(3)]
+    assert [folder.name for folder in folders] == [config.run_name, f"{config.run_name}-2", f"{config.run_name}-3"]
+    assert folders[2].read_config() == config.to_mapping()
+    folders[2].config.write_text("epsilon == 3\n")
+    with pytest.raises(RunFolderError, match="cannot read"):
+        folders[2].read_config()
+
+
+def test_a_run_that_asked_nobody_yet_is_begun_again_where_it_was(tmp_path: Path) -> None:
+    config = small_config(tmp_path, name="mine", restart=True)
+    folder = RunFolder.create(config)
+    folder.log.write_text("a line of the first attempt\n")
+    assert RunFolder.create(config) == folder and not folder.log.exists()
+    assert RunFolder.create(config) == folder  # also where there is no log
+    assert not RunFolder.has_begun(config)
+    checkpoint().save(folder.checkpoint)
+    assert RunFolder.has_begun(config)
+
+
+def test_a_log_is_on_the_disk_at_every_position_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "not" / "there" / "run.jsonl"
+    log = RunLog(path)
+    RunLog(path).close()  # the folder is there by now
+    log.write("run", name="x")
+    assert len(list(read_events(path))) == 1
+    position = log.position()
+    assert position == path.stat().st_size
+    log.rewind(position)
+    log.write("round", round=1)
+    log.rewind(position)
+    assert log.position() == position == path.stat().st_size
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        log.position()
+    log.close()
+    with pytest.raises(ValueError, match="closed file"):
+        log.write("end")
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(RunFolderError, match="line 1: expected an object with the key 'event'"):
+        list(read_events(path))
+
+
+def test_a_checkpoint_with_objects_in_it_is_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    checkpoint().save(path)
+    with np.load(path) as arrays:
+        np.savez(path, **{**arrays, "model": np.array([print], dtype=object)})
+    with pytest.raises(RunFolderError, match="cannot read the checkpoint"):
+        Checkpoint.load(path)
