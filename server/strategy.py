@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from logging import INFO
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -63,10 +62,10 @@ class SparseDpStrategy(Strategy):
         self._evaluate = evaluate
         self._save = save
         self._randomness_of = randomness
-        self._randomness = randomness(0)
         self._by_client = config.is_private and config.privacy_unit == "client"
-        self._model = np.empty(0, np.float32)
         self._open: OpenRound | None = None
+        self._model: Values  # that the open round starts from
+        self._randomness: RoundRandomness  # the server's own of the open round
         self._messages = RoundMessages(
             downlink=downlink, signer=signer, traffic=state.traffic, round_deadline=config.round_deadline
         )

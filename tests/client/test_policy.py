@@ -64,6 +64,14 @@ def test_by_default_nothing_finer_than_the_noise_leaves_a_site() -> None:
         SitePolicy.parse(limits).check(small_plan(10, **GOOD, value_coding="f32"), ())
 
 
+def test_what_an_operator_does_not_say_is_allowed_so_far() -> None:
+    policy = SitePolicy.parse({"epsilon": 8.0, "delta": 1e-5, "models": [SMALL_MODEL]})
+    assert (policy.min_noise_multiplier, policy.max_clip_norm, policy.max_sampling_rate) == (0.3, math.inf, 1.0)
+    assert (policy.max_steps_per_round, policy.max_rounds) == (10_000, 100_000)
+    assert (policy.privacy_units, policy.value_codings, policy.server_key) == (("record",), ("calibrated",), "")
+    SitePolicy.parse({**LIMITS, "max-rounds": 1}).check(small_plan(10, **GOOD), ())
+
+
 def test_the_budget_is_that_of_everything_ever_charged() -> None:
     policy, plan = SitePolicy.parse(LIMITS), small_plan(10, **GOOD)
     steps = 0

@@ -15,6 +15,7 @@ from client.channel import Access
 from client.remote import RemoteSite
 from client.rpc import site_pb2 as messages
 from common.errors import ConfigError, DaemonStopped, ModelMissing, PlanRefused, SiteUnreachable, WireError
+from deployment import gate
 
 UPDATE = messages.TrainReply(update=b"update")
 STEP = messages.TrainReply(progress=messages.Progress(steps_done=1, steps=3))
@@ -106,6 +107,10 @@ def test_what_others_can_listen_in_on_needs_tls(address: str, local: bool) -> No
         access = replace(access, certificate=Path("own"), key=Path("own"))  # a proof, and nobody to show it to
     with pytest.raises(ConfigError, match="name the CA's certificate"):
         access.open_channel()
+
+
+def test_what_a_daemon_takes_a_gate_lets_through() -> None:
+    assert channel.MAX_MESSAGE_BYTES == gate._MAX_BODY == 256 * 2**20
 
 
 def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from client.randomness import OsRandomness
-from client.site import Shelf, Site, Workbench
+from client.site import Site, Workbench
 from common import coding
 from common.broadcast import digest_of
 from common.errors import ConfigError, DatasetError, ModelError, PlanRefused, WireError
@@ -110,15 +111,26 @@ def test_a_score_is_that_of_all_records_at_once_and_leaves_the_model_to_train() 
 
 
 def test_the_models_used_last_are_held() -> None:
-    shelf = Shelf(2)
-    one, two, three = (small_request(START + number) for number in range(3))
-    for plan, model in (one, two):
+    shelf = Workbench("cpu").shelf  # of three
+    requests = [small_request(START + number) for number in range(4)]
+    for plan, model in requests[:3]:
         shelf.received(RoundPlan.from_bytes(plan), model)
     assert shelf.get(digest_of(START)) is not None  # used after the second
-    shelf.received(RoundPlan.from_bytes(three[0]), three[1])
-    assert [shelf.get(digest_of(START + number)) is not None for number in range(3)] == [True, False, True]
+    shelf.received(RoundPlan.from_bytes(requests[3][0]), requests[3][1])
+    assert [shelf.get(digest_of(START + number)) is not None for number in range(4)] == [True, False, True, True]
     shelf.clear()
     assert shelf.get(digest_of(START)) is None
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_made_up_records_have_the_shape_of_the_sites(kind: type) -> None:
+    data = site_data(np.ones((5, 4, 3), np.float32), np.ones((5, 2, 6), kind))
+    inputs, targets = data.example(7, torch.device("cpu"))
+    assert inputs.shape == (7, 4, 3) and targets.shape == (7, 2, 6)
+    assert targets.numpy().dtype == kind and float(inputs.std()) > 0
+    with pytest.raises(DatasetError, match="at least 1, got 0"):
+        replace(data, declared_size=0)
+    assert replace(data, declared_size=1).declared_size == 1
 
 
 def test_devices() -> None:

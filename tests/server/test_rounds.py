@@ -15,7 +15,7 @@ from common import coding
 from common.coding import PartBytes, SparseUpdate
 from common.records import ModelWanted, Refusal, Release, message_bytes
 from server import federation, grid, messages
-from server.admission import Rejection, wants_model
+from server.admission import Rejection, admit, wants_model
 from server.app import _ask_again_if_needed
 from server.federation import Member, join
 from server.grid import PromptGrid
@@ -191,17 +191,29 @@ def test_who_wants_the_whole_model_or_comes_back_is_asked_once_more_if_there_is_
         assert current.rejections == {1: Rejection("wanted the whole model too late in the round", spent=False)}
 
 
-@pytest.mark.parametrize(("back_at", "waited"), [(0.0, 0.0), (3.2, 3.5), (1000.0, 80.0)])
+@pytest.mark.parametrize(
+    ("back_at", "deadline", "waited"),
+    [(0.0, 100.0, 0.0), (3.2, 100.0, 3.5), (500.0, 100.0, 80.0), (500.0, 500.0, 90.0)],
+)
 def test_a_node_that_went_away_is_waited_for_as_long_as_the_round_can_wait(
-    clock: Clock, back_at: float, waited: float
+    clock: Clock, back_at: float, deadline: float, waited: float
 ) -> None:
     of_round, current, _, _ = asking(clock)
     nodes = Nodes(clock, there=lambda now: [100] if now >= back_at else [])
-    assert not list(of_round.answers_in_full(current, nodes, [gone(100)], deadline=100.0))  # type: ignore[arg-type]
+    assert not list(of_round.answers_in_full(current, nodes, [gone(100)], deadline))  # type: ignore[arg-type]
     assert clock.now == waited
     assert [message.metadata.dst_node_id for message in nodes.sent] == ([100] if back_at < 80 else [])
     current.present = frozenset({101})  # a node that was never there is not waited for
-    assert len(list(of_round.answers_in_full(current, nodes, [gone(100)], deadline=100.0))) == 1  # type: ignore[arg-type]
+    assert len(list(of_round.answers_in_full(current, nodes, [gone(100)], deadline))) == 1  # type: ignore[arg-type]
+
+
+def test_a_failure_is_told_by_the_end_of_its_last_line() -> None:
+    verdict = admit(reply_to(100, Error(1, "Traceback\n" + "x" * 1000 + "\n")), PLAN, 10)
+    assert verdict == Rejection("the site failed: " + "x" * 300)
+    refused = admit(reply_to(100, Refusal("never", True).to_content()), PLAN, 10)
+    assert refused == Rejection("refused: never", spent=False, for_good=True)
+    wanted = admit(reply_to(100, ModelWanted().to_content()), PLAN, 10)
+    assert wanted == Rejection("the site asked for the whole model twice", spent=False)
 
 
 def test_one_update_of_a_site_counts_and_the_others_are_told() -> None:

@@ -115,6 +115,8 @@ def test_a_log_shorter_than_its_checkpoint_is_not_continued(tmp_path: Path) -> N
     log = RunLog(tmp_path / "run.jsonl")
     with pytest.raises(RunFolderError, match="has 0 bytes but the checkpoint was made at 10"):
         log.rewind(10)
+    with pytest.raises(RunFolderError, match="has 0 bytes but the checkpoint was made at 1"):
+        log.rewind(1)
 
 
 def test_a_log_that_is_none(tmp_path: Path) -> None:
