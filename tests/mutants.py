@@ -41,6 +41,9 @@ class Mutant:
 _CLAIMS = "tests/simulations/test_claims.py"
 _NETWORKS = "tests/simulations/test_models_and_data.py::test_other_peoples_networks_train_unchanged"
 _REFUSED = "tests/client/test_clipping.py::test_models_that_cannot_be_clipped_are_refused_by_name"
+_CLUSTERS = "tests/simulations/test_ray_grid.py::test_a_cluster_is_looked_for_only_where_one_is_asked_for"
+_VERSIONS = "tests/test_formats.py::test_another_version_is_the_error_of_versions"
+_ASKED = 'asked = address or os.environ.get("RAY_ADDRESS") or "local"'
 _FAILURE = "test_a_failure_after_the_charge_is_logged_at_the_site_told_to_nobody_and_not_tried_again"
 _GUESS = "first if t.dim() > first and t.shape[first] == tensors[0].shape[first] else None"
 _FACTORS = "factors = self._clip_norm / norms.clamp(min=self._clip_norm)"
@@ -435,6 +438,78 @@ MUTANTS = (
         "docs/experiments.md",
         (("has 96 times", "has 118 times"),),
         f"{_CLAIMS}::test_keeping_all_entries_has_96_times_the_noise_energy_of_plain_laplace_noise",
+    ),
+    Mutant(
+        "--ray-address alone ignored",
+        "simulations/ray_grid.py",
+        ((_ASKED, 'asked = (address and os.environ.get("RAY_ADDRESS")) or "local"'),),
+        _CLUSTERS,
+    ),
+    Mutant(
+        "the environment before --ray-address",
+        "simulations/ray_grid.py",
+        ((_ASKED, 'asked = os.environ.get("RAY_ADDRESS") or address or "local"'),),
+        _CLUSTERS,
+    ),
+    Mutant(
+        "Ray's note of its last cluster followed",
+        "simulations/ray_grid.py",
+        (("ray.init(address=found,", 'ray.init(address=None if found == "local" else found,'),),
+        _CLUSTERS,
+    ),
+    Mutant(
+        "--ray-address kept from the engine",
+        "simulations/run.py",
+        (("ray_address=engine.ray_address", "ray_address=None"),),
+        "tests/simulations/test_run.py::test_what_is_said_of_the_engine_reaches_it",
+    ),
+    Mutant(
+        "experiments one at a time",
+        "simulations/crew.py",
+        (("len(running) < self.jobs", "len(running) < 1"),),
+        "tests/simulations/test_many_runs.py::test_as_many_at_a_time_as_asked_for",
+    ),
+    Mutant(
+        "epsilon 1 where nobody was charged",
+        "server/privacy.py",
+        (("default=0.0", "default=1.0"),),
+        "tests/server/test_state.py::test_where_nobody_was_charged_epsilon_is_nothing",
+    ),
+    Mutant(
+        "newer results opened and written",
+        "simulations/experiments/results.py",
+        (("if version > len(_MIGRATIONS):", "if False:"),),
+        _VERSIONS,
+    ),
+    Mutant(
+        "an update of another version parsed",
+        "common/coding.py",
+        (("if version != _VERSION or reserved != 0:", "if version != _VERSION and reserved != 0:"),),
+        _VERSIONS,
+    ),
+    Mutant(
+        "a model of another version parsed",
+        "common/broadcast.py",
+        (("magic != _MAGIC or version != _VERSION or", "magic != _MAGIC or"),),
+        _VERSIONS,
+    ),
+    Mutant(
+        "a plan of another version parsed",
+        "common/plan.py",
+        (('raw.pop("v", None) != _VERSION', 'raw.pop("v", None) is None'),),
+        _VERSIONS,
+    ),
+    Mutant(
+        "a newer ledger opened",
+        "client/ledger.py",
+        (("if version > len(_MIGRATIONS):", "if version > len(_MIGRATIONS) + 1:"),),
+        _VERSIONS,
+    ),
+    Mutant(
+        "a checkpoint of another format resumed",
+        "server/checkpoint.py",
+        (('if facts.pop("format") != _FORMAT:', 'if facts.pop("format") > _FORMAT:'),),
+        _VERSIONS,
     ),
 )
 
