@@ -149,8 +149,13 @@ def test_the_superlink_is_the_one_that_is_named(
     assert main(["deploy", "status", "--superlink", fake.address, "--ca", str(keys.ca)]) == 0
 
 
-@pytest.mark.parametrize("command", ["deploy", "keys"])
-def test_a_command_alone_says_what_follows(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [(["deploy"], "COMMAND"), (["keys"], "COMMAND"), (["keys", "add-site", "site-1"], "--server")],
+)
+def test_an_incomplete_command_says_what_is_missing(
+    command: list[str], missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main([command])
-    assert "required: COMMAND" in capsys.readouterr().err
+        main(command)
+    assert f"required: {missing}" in capsys.readouterr().err
