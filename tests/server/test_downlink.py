@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from client.site import Shelf
-from common.broadcast import MOST_STEPS, digest_of, encode_delta, encode_scattered_delta, parts_of
+from common.broadcast import MOST_STEPS, digest_of, encode_delta, encode_scattered_delta, parts_of, unpack
 from common.coding import ModelCoding, Values, to_grid
 from common.mask import MaskSpec
 from common.plan import RoundPlan
@@ -138,3 +140,47 @@ def test_a_model_that_has_run_away_travels_as_floats() -> None:
         assert downlink.step == 0.0
         received = Shelf(2).received(plan_of(downlink), downlink.bytes_for(0))
         assert received.tobytes() == model.tobytes()
+
+
+def test_a_difference_from_eight_versions_ago_is_none() -> None:
+    downlink = Downlink("calibrated", STEP)
+    own = np.random.default_rng(1).normal(0, 0.1, SIZE).astype(np.float32)
+    downlink.publish(own, 0, None)
+    downlink.confirm(0)
+    short = []
+    for version, mask in enumerate(masks(9, kept=2), start=1):
+        own = moved(own, mask, version)
+        downlink.publish(own, version, mask)
+        short.append(len(downlink.bytes_for(0)) < len(downlink.bytes_for(99)) / 2)
+    assert short == [True] * 7 + [False] * 2
+
+
+@pytest.mark.parametrize(("coding", "width"), [("calibrated", 1), ("f32", 4), ("f16", 2)])
+def test_a_reference_goes_to_who_has_not_answered_yet(coding: ModelCoding, width: int) -> None:
+    downlink = Downlink(coding, STEP)
+    downlink.publish(np.random.default_rng(1).normal(0, 0.1, SIZE).astype(np.float32), 0, None)
+    reference = downlink.model
+    downlink.use_reference(reference)
+    alone = downlink.bytes_for(0)
+    assert parts_of(alone).header == 20  # it is the model itself
+    downlink.confirm(1)
+    downlink.publish(reference + np.float32(0.5), 1, None)
+    plan = replace(plan_of(downlink), method="importance", reference_digest=downlink.reference_digest)
+    data = downlink.bytes_for(0)
+    _, found = unpack(data, plan, lambda digest: None)
+    assert found is not None and found.tobytes() == reference.tobytes()
+    assert parts_of(data).header == 20 + 12 and parts_of(data).values <= 2 * (width * SIZE + 20)
+    assert parts_of(downlink.bytes_for(1)).header == 20
+    downlink.use_reference(None)
+    downlink.use_mask(masks(1)[0])
+    assert parts_of(downlink.bytes_for(0)).header == 20 and downlink.reference_digest == ""
+
+
+def test_a_reference_off_the_grid_travels_as_floats() -> None:
+    downlink = Downlink("calibrated", STEP)
+    reference = np.full(SIZE, STEP / 3, np.float32)
+    downlink.publish(np.zeros(SIZE, np.float32), 0, None)
+    downlink.use_reference(reference)
+    plan = replace(plan_of(downlink), method="importance", reference_digest=downlink.reference_digest)
+    _, found = unpack(downlink.bytes_for(0), plan, lambda digest: None)
+    assert found is not None and found.tobytes() == reference.tobytes()
