@@ -97,9 +97,22 @@ def rehash_last(path: Path) -> None:
     )
 
 
+def break_an_index(path: Path) -> None:
+    """Have an index say another thing than its table, which every row of the table hides."""
+    for statement in (
+        "CREATE INDEX extra ON entries (run)",
+        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'CREATE INDEX extra ON entries (time)' "
+        "WHERE name = 'extra'",
+    ):
+        database = sqlite3.connect(path)
+        database.executescript(statement)
+        database.close()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (break_an_index, "is damaged"),
         (tamper("UPDATE entries SET noise_multiplier = 99 WHERE number = 2"), "entry 2 was changed"),
         (tamper("UPDATE entries SET steps = 1 WHERE number = 3"), "entry 3 was changed"),
         (tamper("UPDATE entries SET sampling_rate = 0 WHERE number = 1"), "entry 1 .* was changed"),
@@ -125,6 +138,17 @@ def test_a_damaged_ledger_is_refused_with_the_way_out(path: Path, change: Callab
     with pytest.raises(LedgerError, match=message) as caught:
         Ledger(path)
     assert any(word in str(caught.value) for word in ("backup", "update Fedsieve", "cannot be read"))
+
+
+def test_a_ledger_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+
+    def connect(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(LedgerError, match=r"cannot use the ledger .*: unable to open"):
+        Ledger(path)
 
 
 def test_a_release_that_was_changed_is_not_released_again(path: Path) -> None:
