@@ -30,6 +30,9 @@ _SYMMETRIC = {"array_equal", "equal", "gcd", "hypot", "isclose", "max", "maximum
 _LOGGING = {"debug", "error", "exception", "flower_log", "info", "log", "warn", "warning"}
 
 
+_SAME = {"copy", "strict"}  # keywords that change speed alone, or that say what is so anyway
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """What stands in a file in the place of the bytes from ``start`` to ``end``.
@@ -155,7 +158,7 @@ def _is_declaration(node: ast.AST) -> bool:
         return ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return ast.unparse(node.value.func).rpartition(".")[2] in _LOGGING
-    return isinstance(node, ast.Assert | ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict")
+    return isinstance(node, ast.Assert | ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg in _SAME)
 
 
 def _is_string(node: ast.expr) -> bool:

@@ -20,6 +20,7 @@ def test_the_matrix_is_the_same_on_every_machine() -> None:
     assert columns[0, :4].tolist() == [-1267.0, -45214.0, 27783.0, -46138.0]
     assert hashlib.sha256(columns.astype("<f4").tobytes()).hexdigest()[:16] == "d750f03dd41fcf3a"
     assert not np.array_equal(columns, Measurement(7, 3, 50, 12, 3).columns())
+    assert not columns.flags.writeable  # it is shared
 
 
 def test_the_entries_are_normal() -> None:
@@ -117,6 +118,7 @@ def test_edge_cases() -> None:
     assert largest_entries(np.array([1.0, -3.0, 3.0, 2.0]), 2).tolist() == [1, 2]
     assert largest_entries(np.array([1.0, 1.0, 1.0]), 2).tolist() == [0, 1]
     assert largest_entries(np.array([1.0]), 4).tolist() == [0]
+    assert largest_entries(np.array([3.0, 1.0, 1.0, 1.0, -5.0]), 4).tolist() == [0, 1, 2, 4]  # of ties only two
     for bad in ({"sparsity": 0}, {"sparsity": 31}, {"rows": 1}, {"rows": 2**30}):
         with pytest.raises(ConfigError, match="expected"):
             Measurement(**{"seed": 0, "epoch": 0, "size": 30, "rows": 12, "sparsity": 2, **bad})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common import mask as mask_module
 from common.errors import ConfigError
-from common.mask import MaskSpec, hold, kept_count
+from common.mask import MaskSpec, held_mask, hold, kept_count
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,26 @@ def test_a_denser_mask_of_the_same_epoch_contains_the_sparser() -> None:
     assert np.isin(sparse, dense).all()
 
 
-def test_indices_cannot_be_changed_by_their_user() -> None:
+@pytest.mark.parametrize(
+    "spec", [MaskSpec(1, 0, 10, 3), MaskSpec(1, 0, 10, 7, "", 2, 5), MaskSpec(1, 0, 10, 2, hold(np.array([0, 9])))]
+)
+def test_indices_cannot_be_changed_by_their_user(spec: MaskSpec) -> None:
+    hold(np.array([0, 9]))
     with pytest.raises(ValueError):
-        MaskSpec(1, 0, 10, 3).indices()[0] = 0
+        spec.indices()[0] = 0
+
+
+def test_the_chosen_masks_used_last_are_held() -> None:
+    mask_module.let_go()
+    digests = [hold(np.arange(count)) for count in range(1, 17)]
+    assert held_mask(digests[0]) is not None  # used after the second one
+    assert hold(np.arange(3)) == digests[2]  # and so is the third one
+    hold(np.arange(100))
+    hold(np.arange(101))
+    held = [digest in mask_module._HELD for digest in digests]
+    assert held == [True, False, True, False] + [True] * 12
+    mask_module.let_go()
+    assert held_mask(digests[0]) is None
 
 
 @pytest.mark.parametrize(

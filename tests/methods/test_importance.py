@@ -176,6 +176,12 @@ def test_a_way_that_says_nothing_leaves_gradients_as_they_are(way: float) -> Non
     assert not alpha.any() and (spread == 1).all()
 
 
+@pytest.mark.parametrize(("way", "says"), [(0.9e30, True), (1.2e30, False), (1.2e-30, True), (0.9e-30, False)])
+def test_ways_too_long_or_too_short_say_nothing(way: float, says: bool) -> None:
+    alpha, _ = standardisation(np.full(60, way, np.float32), np.zeros(60, np.float32), plan_after(4))
+    assert bool(alpha.any()) is says
+
+
 def run_of(tmp_path: Path, **changes: object) -> RunResult:
     settings = {"name": "x", "method": "importance", "rounds": 8, "warmup_epochs": 2, "first_density": 0.2}
     config = small_config(
