@@ -22,17 +22,21 @@ os.environ.pop("RAY_ADDRESS", None)
 settings.register_profile("fedsieve", deadline=None)
 settings.load_profile("fedsieve")
 
-# Files that take a minute or more, longest first. Files are given out in this order ('make test'), so that none of
-# these is left to the end, where the other processes would have nothing to do.
+# Files that take more than ten seconds of a processor, longest first. Files are given out in this order ('make test'),
+# so that none of these is left to the end, where the other processes would have nothing to do.
 _LONG_FILES = (
     "test_deployment.py",
     "test_ray_grid.py",
     "test_flwr_run.py",
     "test_daemon.py",
-    "test_mechanism.py",
+    "test_benchmarks.py",
     "test_experiments.py",
     "test_run.py",
-    "test_benchmarks.py",
+    "test_mechanism.py",
+    "test_attacks.py",
+    "test_docs.py",
+    "test_clipping.py",
+    "test_enforcement.py",
     "test_cli.py",
 )
 
