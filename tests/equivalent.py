@@ -1,3 +1,100 @@
 """Random mutants (tests/random_mutants.py) that nobody can tell from the product: file, line and change, and why."""
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "client/channel.py",
+        '("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),',
+        "10_000 -> 10001",
+    ): "a millisecond",
+    ("client/channel.py", '("grpc.keepalive_time_ms", 30_000),', "30_000 -> 30001"): "a millisecond",
+    ("client/channel.py", '("grpc.keepalive_timeout_ms", 20_000),', "20_000 -> 20001"): "a millisecond",
+    (
+        "client/channel.py",
+        '("grpc.max_reconnect_backoff_ms", 1_000),  # a daemon that was restarted is found soon',
+        "1_000 -> 1001",
+    ): "a millisecond",
+    ("client/data.py", "rng = np.random.default_rng(0)", "0 -> 1"): "which made-up records they are does not matter",
+    (
+        "client/ledger.py",
+        "self._database = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)",
+        "5.0 -> 10.0",
+    ): "how long a second process tries before it is told the same",
+    ("client/memory.py", "_KEEP = 1 << 30", "1 -> 2"): "speed alone",
+    ("client/memory.py", "_KEEP = 1 << 30", "30 -> 31"): "speed alone",
+    ("client/memory.py", "_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h", "1 -> 2"): "speed alone",
+    ("client/memory.py", "_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h", "3 -> 4"): "speed alone",
+    ("client/memory.py", "libc.mallopt(option, _KEEP)", "libc.mallopt(option, _KEEP) -> pass"): "speed alone",
+    ("client/memory.py", "libc.mallopt(option, _KEEP)", "option, _KEEP -> _KEEP, option"): "speed alone",
+    ("client/remote.py", "_ANSWER_SECONDS = 20.0", "20.0 -> 40.0"): "how long is waited, not what for",
+    ("client/remote.py", "_CONNECT_SECONDS = 20.0", "20.0 -> 40.0"): "how long is waited, not what for",
+    (
+        "client/remote.py",
+        "_RESTART_SECONDS = 60.0  # for a daemon that stops in the middle to come back",
+        "60.0 -> 120.0",
+    ): "how long is waited, not what for",
+    ("client/service.py", "_THREADS = 8", "8 -> 9"): "one call more at a time, of which the site still trains for one",
+    (
+        "client/service.py",
+        "def stop(self, grace_seconds: float = 30.0) -> None:",
+        "30.0 -> 60.0",
+    ): "how long is waited, not what for",
+    (
+        "client/site.py",
+        "inputs, _ = self._data.example(3, model.vector.device)",
+        "3 -> 4",
+    ): "any few made-up records show whether a model takes them",
+    (
+        "common/mask.py",
+        "high = np.uint64(int(min(1.0, fraction + spread) * (2**64 - 2**11)))",
+        "11 -> 12",
+    ): "a band that ends a hair elsewhere holds the same word",
+    (
+        "common/mask.py",
+        "low = np.uint64(int(max(0.0, fraction - spread) * (2**64 - 2**11)))",
+        "11 -> 12",
+    ): "a band that begins a hair elsewhere holds the same word",
+    (
+        "common/mask.py",
+        "spread = 8 * math.sqrt(fraction * (1 - fraction) / words.size)",
+        "8 -> 9",
+    ): "a wider band holds the same word: speed alone",
+    ("server/app.py", "seconds=round(state.seconds, 3),", "3 -> 4"): "digits of a time that no test knows",
+    ("server/evaluation.py", "_BATCH = 500", "500 -> 501"): "the same sums in other batches",
+    (
+        "server/evaluation.py",
+        "self._model.require_fit(model_name, torch.tensor(as_floats(self._inputs[:2])), dataset.test_targets)",
+        "2 -> 3",
+    ): "any few records show whether a model takes them",
+    ("server/federation.py", "time.sleep(0.2)", "0.2 -> 0.4"): "how long is waited, not what for",
+    (
+        "server/methods/ranked.py",
+        '"ranked_chosen": np.zeros(1, np.bool_),  # whether they were ranked: else the mask is the seed\'s',
+        "1 -> 2",
+    ): "only the first element is used",
+    ("server/methods/ranked.py", '"ranked_epoch": np.zeros(1, np.int64),', "1 -> 2"): "only the first element is used",
+    (
+        "server/methods/ranked.py",
+        '"ranked_variance": np.zeros(1, np.float64),',
+        "1 -> 2",
+    ): "only the first element is used",
+    (
+        "server/methods/ranked.py",
+        'state["ranked_variance"] = np.zeros(1, np.float64)',
+        "1 -> 2",
+    ): "only the first element is used",
+    (
+        "server/planning.py",
+        "mask = MaskSpec(config.seed, 0, policy.size, policy.kept(round_number))",
+        "0 -> 1",
+    ): "nobody draws the mask of a sample plan",
+    ("server/planning.py", "model_step=0.0,", "0.0 -> 1.0"): "a sample plan is not sent",
+    ("server/planning.py", "model_version=0,", "0 -> 1"): "a sample plan is not sent",
+    (
+        "server/state.py",
+        "run_id: str = field(default_factory=lambda: secrets.token_hex(4))",
+        "4 -> 5",
+    ): "another random name of a run",
+    ("server/strategy.py", "num_rounds: int = 3,", "3 -> 4"): "Flower's default: we always say how many",
+    ("server/strategy.py", "seconds=round(seconds, 3),", "3 -> 4"): "digits of a time that no test knows",
+    ("server/strategy.py", "timeout: float = 3600,", "3600 -> 3601"): "Flower's default: we always say how long",
+}

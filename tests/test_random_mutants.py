@@ -73,6 +73,11 @@ def test_another_mutant_takes_the_place_of_an_equivalent_one(monkeypatch: pytest
     assert drawn[0] not in others and len({*drawn} & {*others}) >= len(drawn) - 1 - CHANGES.count(CHANGES[0])
 
 
+def test_every_equivalent_mutant_can_be_made() -> None:
+    made = {mutant.key for mutant in random_mutants.possible(random_mutants.sources_of(PROJECT))}
+    assert not random_mutants.EQUIVALENT.keys() - made, "take it out of tests/equivalent.py, or follow its line"
+
+
 def test_what_is_likely_to_notice_runs_first() -> None:
     mutants = list(mutants_of("common/cut.py", SOURCE))
     cases = {"test_x.py::quick": (0.1, 8), "test_x.py::slow": (100.0, 8), "common/test_cut.py::own": (4.0, 8)}

@@ -51,6 +51,15 @@ def test_kth_smallest_of_words_that_are_not_uniform() -> None:
     assert mask_module._kth_smallest(words, 300) == 299
 
 
+def test_of_uniform_words_a_narrow_band_is_partitioned_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, partition = np.random.default_rng(3).integers(0, 2**64 - 1, 100_000, np.uint64), np.partition
+    sizes: list[int] = []
+    monkeypatch.setattr(np, "partition", lambda band, rank: sizes.append(band.size) or partition(band, rank))
+    for kth in (1, 30_000, 50_000, 99_999):
+        assert mask_module._kth_smallest(words, kth) == partition(words, kth - 1)[kth - 1]
+    assert len(sizes) == 4 and max(sizes) < 4000  # 16 standard deviations of the binomial distribution: 2530
+
+
 def test_ties_go_to_the_smallest_index(monkeypatch: pytest.MonkeyPatch) -> None:
     class FewValues:
         def __init__(self, **_: object) -> None:
