@@ -279,6 +279,7 @@ def test_gradients_are_per_record_with_and_without_torch_func() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return self.layer(inputs.view(-1, 3, 4))[0][:, -1]
 
+    torch.manual_seed(1)
     inputs, targets = torch.tensor(DATA.train_inputs[:7]).double(), torch.tensor(DATA.train_targets[:7])
     for module in (build(SMALL_MODEL), Looped()):
         model = FlatModel(module, dtype=torch.float64)

@@ -71,7 +71,7 @@ def flwr_run(environment: dict[str, str], settings: str) -> str:
     command = [
         BIN / "flwr", "run", ".", "--stream", "--run-config", settings, "--federation-config", "num-supernodes=3",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
