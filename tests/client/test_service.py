@@ -1,15 +1,17 @@
 """What a daemon answers, without sockets: every outcome of a training, one training at a time, and who is let in."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
-from client.channel import TOKEN_KEY
+from client.channel import TOKEN_KEY, Access
 from client.rpc import site_pb2 as messages
-from client.service import SiteService, _TokenCheck
+from client.service import Daemon, SiteService, _TokenCheck
 from client.site import SiteScore, TrainingStopped
 from common.charges import Charge
 from common.errors import FedsieveError, LedgerError, ModelMissing, NoRelease, PlanRefused, WireError
@@ -198,3 +200,21 @@ def test_who_is_let_in(method: str, shown: dict[str, str | bytes], let_in: bool)
         with pytest.raises(AbortedError) as aborted:
             found.unary_unary(None, Call())
         assert aborted.value.args[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_daemon_that_stops_says_so_and_trains_no_more(tmp_path: Path) -> None:
+    site = Pretended()
+    daemon = Daemon(site, GUARD, Access(address=f"unix:{tmp_path}/site.sock"))  # type: ignore[arg-type]
+    states = health_pb2.HealthCheckResponse
+
+    def health() -> set[int]:
+        names = ("", "fedsieve.site.v1.Site")
+        return {daemon._health.Check(health_pb2.HealthCheckRequest(service=name), None).status for name in names}
+
+    daemon.start()
+    assert health() == {states.SERVING}
+    daemon.stop(0)
+    assert health() == {states.NOT_SERVING}
+    with pytest.raises(AbortedError, match="the site is being stopped"):
+        train(daemon._service)
+    assert not site.asked
