@@ -70,10 +70,7 @@ def main(arguments: list[str]) -> int:
         copy_project(project)
         compileall.compile_dir(project, quiet=2)
         sources = sources_of(project)
-        possible = [
-            mutant for file in sources if not file.startswith(_LEFT_OUT) for mutant in mutants_of(file, sources[file])
-        ]
-        mutants = chosen(int(arguments[0]), possible)
+        mutants = chosen(int(arguments[0]), possible(sources))
         results = _KEPT / f"{arguments[0]}-{_digest([*project.rglob('*.py'), *project.rglob('*.toml')])}.jsonl"
         killers = dict(map(json.loads, results.read_text().splitlines())) if results.exists() else {}
         for mutant in mutants:
@@ -182,23 +179,25 @@ def measured(project: Path, sources: dict[str, str], kept: Path, forks: ProcessP
             if not found[path].exists():
                 name = path.relative_to(project).as_posix()
                 asked[forks.submit(_measure, name, probed, found[path])] = name
-        for number, measured in enumerate(as_completed(asked), 1):
-            measured.result()
-            print(f"measured {number} of {len(asked)}: {asked[measured]}", flush=True)
-    tests = {name: test for path in found.values() for name, test in json.loads(path.read_text()).items()}
+        for number, ended in enumerate(as_completed(asked), 1):
+            print(f"measured {number} of {len(asked)}: {asked[ended]}{ended.result()}", flush=True)
+    ran = [path for path in found.values() if path.exists()]
+    tests = {name: test for path in ran for name, test in json.loads(path.read_text()).items()}
     for name in [name for name, test in tests.items() if not test["passed"]]:
         print(f"left out, since it fails before anything is broken: {name}", flush=True)
         del tests[name]
     return tests
 
 
-def _measure(file: str, probed: Path, result: Path) -> None:
-    """Write what the tests of a file take and reach."""
+def _measure(file: str, probed: Path, result: Path) -> str:
+    """Write what the tests of a file take and reach; return the end of their output where they could not be run."""
     with _copy(probed) as copy:
-        code = _in_fork(copy, [file, "--maxfail=1000"], _Measuring(copy.parent / "found"), limit=1800)
-        if not (copy.parent / "found").exists():
-            raise RuntimeError(f"{file} cannot be measured ({code}):\n{(copy / 'output.txt').read_text()[-2000:]}")
-        shutil.copy(copy.parent / "found", result)
+        found = copy.parent / "found"
+        code = _in_fork(copy, [file, "--maxfail=1000"], _Measuring(found), limit=900)
+        if not found.exists():
+            return f" cannot be ({code})\n{(copy / 'output.txt').read_text(errors='replace')[-1000:]}"
+        shutil.copy(found, result)
+        return ""
 
 
 def tried(mutant: Mutant, project: Path, sets: list[dict[str, float]]) -> str | None:
