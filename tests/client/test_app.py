@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import app
+from client.app import _site_opener, app
 from client.channel import Access
 from common.errors import FederationError
 from common.models import initial_vector
@@ -111,3 +111,10 @@ def test_a_node_with_a_daemon_asks_it_for_as_long_as_the_message_lives(monkeypat
         context.node_config["partition-id"] = wrong
         with pytest.raises(FederationError, match="expected 'partition-id' >= 0"):
             app(question, context)
+
+
+def test_a_node_on_which_nothing_opens_sites_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.app.entry_points", lambda group: [])
+    _site_opener.cache_clear()
+    with pytest.raises(FederationError, match="install fedsieve here"):
+        app(message_of(RecordDict(), "query"), context_of(4))

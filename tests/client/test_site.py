@@ -133,7 +133,12 @@ def test_made_up_records_have_the_shape_of_the_sites(kind: type) -> None:
     assert replace(data, declared_size=1).declared_size == 1
 
 
-def test_devices() -> None:
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device 'cuda:1' was asked for, but torch sees no CUDA device"):
+        Workbench("cuda:1")
+    assert Workbench("cpu").model(SMALL_MODEL).vector.device.type == "cpu"
+    monkeypatch.undo()
     assert Workbench("auto").model(SMALL_MODEL).vector.device.type in ("cpu", "cuda")
     with pytest.raises(ConfigError, match="got 'abacus'"):
         Workbench("abacus")

@@ -119,6 +119,24 @@ def test_edge_cases() -> None:
     assert largest_entries(np.array([1.0, 1.0, 1.0]), 2).tolist() == [0, 1]
     assert largest_entries(np.array([1.0]), 4).tolist() == [0]
     assert largest_entries(np.array([3.0, 1.0, 1.0, 1.0, -5.0]), 4).tolist() == [0, 1, 2, 4]  # of ties only two
-    for bad in ({"sparsity": 0}, {"sparsity": 31}, {"rows": 1}, {"rows": 2**30}):
-        with pytest.raises(ConfigError, match="expected"):
-            Measurement(**{"seed": 0, "epoch": 0, "size": 30, "rows": 12, "sparsity": 2, **bad})
+
+
+@pytest.mark.parametrize(
+    ("field", "inside", "outside"),
+    [
+        ("seed", 0, -1),
+        ("seed", 2**63 - 1, 2**63),
+        ("epoch", 0, -1),
+        ("epoch", 2**32 - 1, 2**32),
+        ("sparsity", 1, 0),
+        ("sparsity", 12, 13),  # as many as there are measurements
+        ("rows", 2, 1),
+        ("rows", 2**28 // 32, 2**28 // 32 + 1),
+        ("size", 2, 1),
+    ],
+)
+def test_the_last_measurement_that_can_be_made_and_the_first_that_cannot(field: str, inside: int, outside: int) -> None:
+    good = {"seed": 0, "epoch": 0, "size": 32, "rows": 12, "sparsity": 2}
+    Measurement(**{**good, field: inside})
+    with pytest.raises(ConfigError, match="expected"):
+        Measurement(**{**good, field: outside})

@@ -3,6 +3,7 @@
 import gzip
 import io
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -68,6 +69,9 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
         datasets.load(str(_loans(tmp_path, "1,2", header="a,b")))
     with pytest.raises(DatasetError, match="no file"):
         datasets.load(str(tmp_path / "absent.csv"))
+    (tmp_path / "latin.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(DatasetError, match=r"cannot read .*latin.csv"):
+        datasets.load(str(tmp_path / "latin.csv"))
     with pytest.raises(DatasetError, match="int_rate, class"):
         datasets.load(f"{_loans(tmp_path, GOOD)}#sub_grade")
 
@@ -103,6 +107,13 @@ def test_other_archives_are_refused(tmp_path: Path) -> None:
         datasets.load(str(tmp_path / "broken.zip"))
     with pytest.raises(DatasetError, match="different words"):
         datasets.load(str(_corpus(tmp_path / "short.zip", {"brown/ca01": "cat/nn"})))
+    with pytest.raises(DatasetError, match=r"no file .*absent.zip"):
+        datasets.load(str(tmp_path / "absent.zip"))
+    apart = _corpus(tmp_path / "apart.zip", {"brown/ca01": "cat/nn", "brown/ca02": "dog/nn"})
+    with pytest.raises(DatasetError, match="gives 0 pairs of words"):
+        brown.read(apart, vocabulary=2)
+    together = _corpus(tmp_path / "together.zip", {"brown/ca01": "cat/nn dog/nn"})
+    assert [len(part) for part in brown.read(together, vocabulary=2).values()] == [1, 1, 1, 1]
 
 
 def _cifar_files(rng: np.random.Generator) -> tuple[dict[str, bytes], np.ndarray, np.ndarray]:
@@ -148,6 +159,14 @@ def test_damaged_cifar_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_2.bin").unlink()
     with pytest.raises(DatasetError, match=r"data_batch_2\.bin"):
         datasets.load(str(tmp_path))
+    archive = tmp_path / "cifar.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tmp_path / "data_batch_1.bin", "data_batch_1.bin")
+    with pytest.raises(DatasetError, match=r"cifar.tar.gz lacks data_batch_2\.bin, .*test_batch\.bin: expected"):
+        cifar.read(archive)
+    archive.write_bytes(b"no archive")
+    with pytest.raises(DatasetError, match=r"cannot read .*cifar.tar.gz"):
+        cifar.read(archive)
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -186,6 +205,18 @@ def test_scattering_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert np.array_equal(scattered(pictures, tmp_path), features)
     with pytest.raises(DatasetError, match="one channel"):
         scattered(np.zeros((1, 3, 32, 32), np.uint8), tmp_path)
+
+
+def test_scattering_of_nothing_is_nothing_and_needs_kymatio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kymatio", reason="scattering features need the extra 'scattering'")
+    assert scattered(np.zeros((0, 28, 28), np.uint8), tmp_path / "not" / "there").shape == (0, 81, 7, 7)
+    kept = next(tmp_path.rglob("*.npy"))
+    np.save(kept, np.array([print], dtype=object))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        scattered(np.zeros((0, 28, 28), np.uint8), tmp_path / "not" / "there")
+    monkeypatch.setitem(sys.modules, "kymatio.numpy", None)
+    with pytest.raises(DatasetError, match="need the package kymatio"):
+        scattered(np.zeros((1, 28, 28), np.uint8), tmp_path)
 
 
 def test_scattering_of_a_named_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
