@@ -116,7 +116,7 @@ def wait_until(ready: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.25)
+        time.sleep(0.05)
 
 
 @contextmanager
