@@ -67,7 +67,11 @@ def service_of(site: Pretended) -> SiteService:
 
 
 def train(service: SiteService, call: Call | None = None) -> list[messages.TrainReply]:
-    return list(service.Train(REQUEST, call or Call()))  # type: ignore[arg-type]
+    try:
+        return list(service.Train(REQUEST, call or Call()))  # type: ignore[arg-type]
+    finally:
+        with service._training:  # until the worker is done
+            pass
 
 
 def test_steps_and_then_the_update() -> None:

@@ -11,6 +11,7 @@ from common.broadcast import (
     MOST_MASKS,
     decode,
     digest_of,
+    encode_chosen_delta,
     encode_delta,
     encode_floats,
     encode_grid,
@@ -25,7 +26,7 @@ from common.broadcast import (
 from common.coding import Values, from_grid
 from common.errors import ModelMissing, WireError
 from common.indices import encode_indices
-from common.mask import MaskSpec
+from common.mask import MaskSpec, hold
 from common.plan import RoundPlan
 from tests.support import small_plan
 
@@ -192,6 +193,20 @@ def test_a_reference_comes_with_the_model_or_is_held() -> None:
 def test_blocks_that_a_plan_does_not_name_are_refused(block: bytes, message: str) -> None:
     with pytest.raises(WireError, match=message):
         unpack(block + encode_grid(NUMBERS), plan_to(MODEL), {digest_of(MODEL): MODEL}.get)
+
+
+def test_masks_and_models_of_other_sizes_are_refused() -> None:
+    chosen = MaskSpec(1, 0, SIZE, 2, hold(np.array([0, SIZE - 1])))
+    delta = encode_chosen_delta(digest_of(MODEL), chosen, np.zeros(2, np.int32))
+    assert decode(delta, plan_to(MODEL), lambda digest: MODEL).tobytes() == MODEL.tobytes()
+    with pytest.raises(WireError, match="a model of 200 parameters to start from, got 199"):
+        decode(delta, plan_to(MODEL), lambda digest: MODEL[:-1])
+    smaller = small_plan(SIZE - 1, model_digest=digest_of(MODEL[:-1]), model_step=STEP)
+    with pytest.raises(WireError, match="a mask of 199 coordinates, got one that keeps 199"):
+        decode(delta, smaller, lambda digest: MODEL[:-1])
+    plan = replace(plan_to(MODEL), mask_chosen=chosen.chosen)  # which keeps 2 coordinates: the plan says 100
+    with pytest.raises(WireError, match="a plan came with an impossible mask"):
+        unpack(encode_grid(NUMBERS), plan, nothing)
 
 
 @given(st.binary(max_size=80), st.integers(0, len(broadcast._FORMS)), st.integers(0, 3))

@@ -61,6 +61,25 @@ def test_answers_that_are_none(content: RecordDict) -> None:
         parse_answer(content)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"plan": b"", "model": b""}, {"plan": b"", "model": b"", "signature": b"", "more": b""}]
+)
+def test_requests_that_are_none(fields: dict[str, bytes]) -> None:
+    with pytest.raises(WireError, match="expected the fields"):
+        Request.from_content(RecordDict({"fedsieve": ConfigRecord(fields)}))
+
+
+def test_reasons_are_cut_on_either_side() -> None:
+    content = Refusal("x" * 600, True).to_content()
+    assert parse_answer(content) == Refusal("x" * 500, True)
+    content["fedsieve"] = ConfigRecord({"refusal": "y" * 600, "for-good": False})
+    assert parse_answer(content) == Refusal("y" * 500, False)
+
+
+def test_the_smallest_introduction() -> None:
+    assert Introduction.from_content(Introduction(0, 1, True).to_content()) == Introduction(0, 1, True)
+
+
 @pytest.mark.parametrize(("site", "size"), [(-1, 5), (0, 0), ("0", 5), (True, 5)])
 def test_introductions_that_are_none(site: object, size: object) -> None:
     content = RecordDict({"fedsieve": ConfigRecord({"site": site, "declared-size": size, "simulated": True})})

@@ -131,6 +131,15 @@ def test_sites_that_hold_the_same_share_one_object() -> None:
     assert downlink.bytes_for(1) is downlink.bytes_for(3)
 
 
+def test_from_a_model_that_has_run_away_there_is_no_difference() -> None:
+    downlink = Downlink("calibrated", STEP)
+    downlink.publish(np.full(SIZE, MOST_STEPS * STEP * 2, np.float32), 0, None)
+    downlink.confirm(1)
+    downlink.publish(np.zeros(SIZE, np.float32), 1, masks(1)[0])
+    assert downlink.bytes_for(1) == downlink.bytes_for(2)
+    assert Shelf(2).received(plan_of(downlink), downlink.bytes_for(1)).tobytes() == downlink.model.tobytes()
+
+
 def test_a_model_that_has_run_away_travels_as_floats() -> None:
     downlink = Downlink("calibrated", STEP)
     for bad in (MOST_STEPS * STEP * 2, np.nan, np.inf):
