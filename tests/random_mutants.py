@@ -210,7 +210,7 @@ def tried(mutant: Mutant, project: Path, sets: list[dict[str, float]]) -> str | 
             code = _in_fork(copy, sorted({name.partition("::")[0] for name in tests}), _Selected(tests), limit)
             if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
                 failed = re.search(
-                    r"^(FAILED|ERROR) (.*?)( - |$)", (copy / "output.txt").read_text(errors="replace"), re.M
+                    r"^(FAILED|ERROR) (tests/.*?)( - |$)", (copy / "output.txt").read_text(errors="replace"), re.M
                 )
                 return failed[2] if failed else f"no end within {limit:.0f} s" if code is None else f"exit {code}"
     return None
