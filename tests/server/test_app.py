@@ -24,7 +24,7 @@ def test_the_score_is_that_of_the_whole_test_set() -> None:
     vector = initial_vector(SMALL_MODEL, 3)
     model = FlatModel(build(SMALL_MODEL))
     model.load(vector)
-    outputs, targets = model.module(torch.from_numpy(dataset.test_inputs)), torch.from_numpy(dataset.test_targets)
+    outputs, targets = model.module(torch.from_numpy(inputs)).detach(), torch.from_numpy(classes)
     score = Evaluator(SMALL_MODEL, dataset).score(vector)
     assert score is not None
     assert score.accuracy == float((outputs.argmax(1) == targets).double().mean())
