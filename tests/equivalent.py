@@ -97,4 +97,5 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("server/strategy.py", "num_rounds: int = 3,", "3 -> 4"): "Flower's default: we always say how many",
     ("server/strategy.py", "seconds=round(seconds, 3),", "3 -> 4"): "digits of a time that no test knows",
     ("server/strategy.py", "timeout: float = 3600,", "3600 -> 3601"): "Flower's default: we always say how long",
+    ("simulations/partition.py", "weights = 1 / np.arange(1, sites + 1)", "1 -> 2"): "weights are divided by their sum",
 }

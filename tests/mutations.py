@@ -1,8 +1,9 @@
 """Every small change of a Python file that a test should notice."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tests.reach import probes
@@ -30,7 +31,7 @@ _SYMMETRIC = {"array_equal", "equal", "gcd", "hypot", "isclose", "max", "maximum
 _LOGGING = {"debug", "error", "exception", "flower_log", "info", "log", "warn", "warning"}
 
 
-_SAME = {"copy", "strict"}  # keywords that change speed alone, or that say what is so anyway
+_SAME = {"copy", "highlight", "strict"}  # keywords that change speed or colours alone, or say what is so anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,12 @@ class Mutant:
 
 
 def mutants_of(file: str, source: str) -> Iterator[Mutant]:
-    """Yield every mutant of a file."""
-    yield from _Search(file, source).of_block(ast.parse(source).body, None, ())
+    """Yield every mutant of a file; of equal changes of equal lines, all but the first have a number."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for mutant in _Search(file, source).of_block(ast.parse(source).body, None, ()):
+        counts[mutant.key] += 1
+        again = counts[mutant.key]
+        yield mutant if again == 1 else replace(mutant, change=f"{mutant.change} (number {again})")
 
 
 class _Search:

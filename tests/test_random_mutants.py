@@ -51,6 +51,9 @@ def test_every_small_change_is_a_mutant_and_texts_are_none() -> None:
     assert found[0].names == ("LIMIT",)
     for mutant in found:
         compile(mutant.applied(SOURCE), "cut.py", "exec")
+    twice = list(mutants_of("common/twice.py", "A = 1 + 1\n"))
+    assert [mutant.change for mutant in twice] == ["1 + 1 -> 1 - 1", "1 -> 2", "1 -> 2 (number 2)"]
+    assert twice[2].applied("A = 1 + 1\n") == "A = 1 + 2\n"
     assert found[6].applied(SOURCE) == SOURCE.replace("values[0]", "values[1]")
 
 

@@ -199,6 +199,9 @@ def test_masks_and_models_of_other_sizes_are_refused() -> None:
     chosen = MaskSpec(1, 0, SIZE, 2, hold(np.array([0, SIZE - 1])))
     delta = encode_chosen_delta(digest_of(MODEL), chosen, np.zeros(2, np.int32))
     assert decode(delta, plan_to(MODEL), lambda digest: MODEL).tobytes() == MODEL.tobytes()
+    unknown = encode_chosen_delta(digest_of(MODEL), replace(chosen, chosen="1" * 16), np.zeros(2, np.int32))
+    with pytest.raises(ModelMissing, match="the mask 1111111111111111 is not held here"):
+        decode(unknown, plan_to(MODEL), lambda digest: MODEL)
     with pytest.raises(WireError, match="a model of 200 parameters to start from, got 199"):
         decode(delta, plan_to(MODEL), lambda digest: MODEL[:-1])
     smaller = small_plan(SIZE - 1, model_digest=digest_of(MODEL[:-1]), model_step=STEP)

@@ -17,6 +17,7 @@ from common.mask import MaskSpec, held_mask, hold, kept_count
         (MaskSpec(1, 0, 20, 5), [3, 5, 8, 15, 18], 1390006475),
         (MaskSpec(1, 1, 20, 5), [2, 5, 7, 10, 14], 2833379386),
         (MaskSpec(2**63 - 1, 7, 1000, 3), [418, 706, 735], 2385435529),
+        (MaskSpec(1, 0, 10, 7, "", 2, 5), [0, 1, 2, 4, 5, 6, 7], 3104105346),
     ],
 )
 def test_golden_vectors(spec: MaskSpec, indices: list[int], digest: int) -> None:

@@ -77,6 +77,16 @@ def test_frozen_coordinates_return_by_noise_of_the_scale_of_the_others(tmp_path:
     assert np.isin(left, quiet.mask(3).indices()).mean() < 0.05  # the near miss: too little noise, and none returns
 
 
+def test_the_noise_in_the_sums_is_that_of_all_rounds_of_the_epoch(tmp_path: Path) -> None:
+    policy = ranked(tmp_path)
+    learn(policy, 1, np.zeros(SIZE), 0.3)
+    learn(policy, 2, np.ones(SIZE), 0.4)
+    assert policy.state["ranked_variance"] == pytest.approx([0.3**2 + 0.4**2])
+    assert policy.state["ranked_sums"].sum() == 100
+    policy.mask(3)  # a new epoch
+    assert policy.state["ranked_variance"] == [0] and not policy.state["ranked_sums"].any()
+
+
 def test_a_restart_finds_the_same_masks(tmp_path: Path) -> None:
     policy, update = ranked(tmp_path), np.random.default_rng(1).standard_normal(SIZE)
     learn(policy, 1, update, 0.1)
