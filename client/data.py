@@ -35,14 +35,18 @@ class SiteData:
         """How many records there really are: private."""
         return int(self.rows.size)
 
-    def example(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return ``count`` made-up records of the shape of this site's, the same every time: they tell nothing."""
+    def example(self, count: int, device: torch.device, below: int = 1) -> tuple[Tensor, Tensor]:
+        """Return ``count`` made-up records of the shape of this site's, the same every time: they tell nothing.
+
+        Inputs are from 0 to ``below``, so that tokens and classes are whole numbers below it.
+        """
         rng = np.random.default_rng(0)
-        inputs = rng.random((count, *self.inputs.shape[1:]), np.float32)
+        inputs = below * rng.random((count, *self.inputs.shape[1:]), np.float32)
         if self.targets.dtype == np.float32:  # not zeros: a model that begins at zero would have nothing to learn
             targets = torch.from_numpy(rng.random((count, *self.targets.shape[1:]), np.float32))
         else:
-            targets = torch.zeros((count, *self.targets.shape[1:]), dtype=torch.int64)
+            classes = np.arange(count).reshape(-1, *[1] * (self.targets.ndim - 1)) % below
+            targets = torch.from_numpy(np.broadcast_to(classes, (count, *self.targets.shape[1:])).copy())
         return torch.from_numpy(inputs).to(device), targets.to(device)
 
     def batch(self, selected: Indices, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,7 @@ class Workbench:
     def model(self, name: str) -> models.FlatModel:
         """Return the model of that name; its parameters are whatever its last user left."""
         if name not in self._models:
-            self._models[name] = models.FlatModel(models.build(name), self._device)
+            self._models[name] = models.FlatModel.of(name, self._device)
         return self._models[name]
 
 
@@ -236,6 +236,10 @@ class Site:
         if plan.private and plan.privacy_unit == "record":
             require_agreement(model, self._data.example)
         model.load(self._workbench.shelf.received(plan, model_bytes))
+        if plan.how.has_reference:
+            reference = self._workbench.shelf.get(plan.reference_digest)
+            if reference is None or reference.size != model.size:
+                raise PlanRefused(f"expected a reference model of {model.size} parameters with method {plan.method}")
         return model
 
     def _release(self, plan: RoundPlan, model: models.FlatModel, progress: Callable[[int], None]) -> bytes:

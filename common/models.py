@@ -3,7 +3,8 @@
 import importlib
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from common.coding import Values
 from common.errors import DatasetError, ModelError
@@ -228,8 +230,23 @@ def sample_losses(module: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor
 
 
 def right_answers(outputs: Tensor, targets: Tensor) -> int | None:
-    """Return how many records of a batch are classified rightly; None where the targets are numbers, not classes."""
-    return None if targets.is_floating_point() else int((outputs.argmax(1) == targets).sum())
+    """Return how many records of a batch are classified rightly; None where targets or outputs tell no classes."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        return None
+    return int((outputs.argmax(1) == targets).sum())
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Put buffers and torch's generators back afterwards: what is tried on a module must shift nothing in a round."""
+    before = [buffer.clone() for buffer in module.buffers()]
+    devices = {tensor.device for tensor in module.parameters() if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for buffer, value in zip(module.buffers(), before, strict=True):
+                buffer.copy_(value)
 
 
 def _made_up() -> torch.Generator:
@@ -259,6 +276,13 @@ class FlatModel:
         views = self.named_views(self.vector)
         for name, parameter in named:  # one by one, so that no second copy of the whole model is ever held
             parameter.data = views[name].copy_(parameter.data)
+
+    @classmethod
+    def of(cls, name: str, device: torch.device | None = None) -> "FlatModel":
+        """Return the model of a name as every site and the server build it: what is frozen is the same everywhere."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return cls(build(name), device)
 
     @property
     def size(self) -> int:
@@ -298,17 +322,25 @@ class FlatModel:
             return inputs
         shape = inputs.shape[1:]
         if shape not in self._channels_last:
-            self._channels_last[shape] = self._passes(channels_last(torch.rand(2, *shape, generator=_made_up())))
+            made_up = channels_last(torch.rand(2, *shape, generator=_made_up()))
+            self._channels_last[shape] = not self._has_shortcuts() and self._passes(made_up)
         return channels_last(inputs) if self._channels_last[shape] else inputs
+
+    def _has_shortcuts(self) -> bool:
+        """Tell whether there are convolutions of 1 x 1 with a stride, as in ResNets.
+
+        Their backward pass with channels last ends the process: oneDNN, torch 2.13, odd batches, AVX-512.
+        """
+        convolutions = (m for m in self.module.modules() if isinstance(m, nn.Conv2d))
+        return any(m.kernel_size == (1, 1) != m.stride for m in convolutions)
 
     def _passes(self, inputs: Tensor) -> bool:
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        inputs = inputs.to(self.vector)
-        devices = [inputs.device] if inputs.device.type == "cuda" else []
-        # What is drawn inside the model here must not shift what a round draws.
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with untouched(self.module), torch.enable_grad():
             try:
-                torch.autograd.grad(self.module(inputs).sum(), parameters, allow_unused=True)
+                leaves = pytree.tree_leaves(self.module(inputs.to(self.vector)))
+                total = torch.stack([leaf.sum() for leaf in leaves if isinstance(leaf, Tensor)]).sum()
+                torch.autograd.grad(total, parameters, allow_unused=True)
             except RuntimeError:
                 return False
         return True

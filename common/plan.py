@@ -139,6 +139,8 @@ class RoundPlan:
         check(not self.private or self.how.private, "method", "a private method in a private plan")
         units = self.how.units
         check(self.privacy_unit in units, "privacy_unit", f"one of {units}, which method {self.method} protects")
+        seeded = self.index_coding != "seed" or self.how.uploads != "indices and values"
+        check(seeded, "index_coding", "compact or raw: no seed gives what a site chooses")
         _ = self.mask  # its own checks
         self.how.check_plan(self)
 

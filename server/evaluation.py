@@ -6,7 +6,7 @@ import torch
 
 from common.coding import Values
 from common.datasets import Dataset, as_floats
-from common.models import FlatModel, build, right_answers, sample_losses
+from common.models import FlatModel, right_answers, sample_losses
 
 _BATCH = 500
 
@@ -23,7 +23,7 @@ class Evaluator:
     """Holds a test set and a module of its own."""
 
     def __init__(self, model_name: str, dataset: Dataset) -> None:
-        self._model = FlatModel(build(model_name))
+        self._model = FlatModel.of(model_name)
         self._model.module.eval()
         self._inputs = dataset.test_inputs
         self._targets = torch.tensor(dataset.test_targets)

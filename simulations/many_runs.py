@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from common.config import RunConfig
-from common.errors import FedsieveError
+from common.errors import FedsieveError, NothingLearned
 from server.runfolder import RunFolder
 from server.runlog import Event
 from simulations.report import words
@@ -76,7 +76,11 @@ def carried_out(config: RunConfig, progress: Callable[[float], None]) -> RunSumm
     with alone(folder):
         summary = finished(config)
         if summary is None:
-            simulate(config_to_start(config), Engine(in_process=True), (follow,))
+            try:
+                simulate(config_to_start(config), Engine(in_process=True), (follow,))
+            except NothingLearned:  # to go on from here would be to fail again
+                RunFolder(folder).checkpoint.unlink()
+                raise
             summary = load_run(folder)
     return summary
 

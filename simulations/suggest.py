@@ -10,7 +10,7 @@ from common import datasets
 from common.config import RunConfig
 from common.datasets import Dataset
 from common.errors import ConfigError
-from common.models import FlatModel, build, initial_vector, sample_losses
+from common.models import FlatModel, initial_vector, sample_losses
 from server.methods import open_policy
 from server.planning import planned_history, run_noise_multiplier
 
@@ -83,7 +83,7 @@ def synthetic_like(dataset: Dataset, seed: int) -> Dataset:
 
 def probe(config: RunConfig, dataset: Dataset) -> Probe:
     """Train for a few clipped steps without noise on ``dataset``; NOT private, so it must hold no private record."""
-    model = FlatModel(build(config.model))
+    model = FlatModel.of(config.model)
     model.load(initial_vector(config.model, config.seed))
     inputs = torch.tensor(np.asarray(dataset.train_inputs[:_RECORDS]), dtype=model.vector.dtype)
     targets = torch.tensor(np.asarray(dataset.train_targets[:_RECORDS]))

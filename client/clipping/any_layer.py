@@ -72,12 +72,17 @@ def learn_arguments(
 
     What all records share, such as a mask of positions, keeps its shape; it may have as many rows as a batch has
     records, which no single pass could tell.
-    Guarantees: a layer whose first tensor does not count the records, a tensor that counts them in another dimension,
-    and a layer that is called differently in the two passes are ModelErrors.
+    Guarantees: a layer that is not called, whose first tensor does not count the records, or that is called differently
+    in the two passes, and a tensor that counts the records in another dimension are ModelErrors.
     """
     layers = list(layers)
     three, five = _shapes(module, layers, three_records), _shapes(module, layers, five_records)
     for name, layer in layers:
+        if not three[layer]:
+            raise ModelError(
+                f"layer {name!r} was not called in the forward pass, so its gradient is not known: call the layer "
+                "itself (not a function with its weight), or freeze it with requires_grad_(False)"
+            )
         if [len(call) for call in three[layer]] != [len(call) for call in five[layer]]:
             raise ModelError(f"layer {name!r} is called otherwise with 5 records than with 3")
         learnt = [

@@ -71,7 +71,10 @@ class ClippedSum:
 
         calls = capture(self._layers, loss, len(inputs))
         with torch.no_grad():
-            return [layer.rule.contribution(c) for layer, c in zip(self._layers, calls, strict=True)]
+            return [
+                layer.rule.contribution(c) if c else Contribution(inputs.new_zeros(len(inputs)), lambda *_: None)
+                for layer, c in zip(self._layers, calls, strict=True)  # no record may need a layer that others need
+            ]
 
     def add_weighted(self, total: Tensor, contributions: list[Contribution], factors: Tensor) -> None:
         """Add to ``total`` (d,) the sum over records of factor * gradient; off the mask it becomes arbitrary."""

@@ -146,16 +146,11 @@ def _the_only_one(gradients: list[Tensor | None]) -> Any:
 
 def _check(layer: Layer, calls: list[_Seen], batch: int) -> None:
     """Refuse what the books cannot be kept for, by name."""
-    if not calls:
-        raise ModelError(
-            f"layer {layer.name!r} was not called in the forward pass, so its gradient is not known: call the layer "
-            "itself (not a function with its weight), or freeze it with requires_grad_(False)"
-        )
     for call in calls:
         if any(tensor._version != version for tensor, version in call.watched):
             raise ModelError(f"what layer {layer.name!r} was given is changed in place later on: {_NEW_TENSOR}")
         dim = batch_dim(layer.module)
-        first = call.arguments[0] if call.arguments else None
+        first = next(iter([*call.arguments, *call.keywords.values()]), None)
         if not isinstance(first, Tensor) or first.dim() <= dim or first.shape[dim] != batch:
             shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
             raise ModelError(

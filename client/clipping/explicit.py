@@ -15,7 +15,7 @@ def explicit(gradients: dict[str, Tensor], masks: Masks) -> Contribution:
 
     def add_weighted_sum(factors: Tensor, into: Totals) -> None:
         for name, gradient in gradients.items():
-            into[name].view(-1).addmv_(gradient.flatten(1).T, factors)
+            into[name].view(-1).addmv_(gradient.reshape(len(gradient), -1).T, factors)
 
     return Contribution(norms, add_weighted_sum)
 

@@ -21,8 +21,8 @@ class Call:
 
     @property
     def inputs(self) -> Tensor:
-        """The first argument: (batch, ...)."""
-        inputs: Tensor = self.arguments[0]
+        """The first argument, which may have come by name: (batch, ...)."""
+        inputs: Tensor = next(iter([*self.arguments, *self.keywords.values()]))
         return inputs
 
 
@@ -58,7 +58,7 @@ Masks = dict[str, Tensor | None]
 
 def squared_norms_of(gradients: Tensor, mask: Tensor | None) -> Tensor:
     """Return the squared norms of explicit per-record gradients (batch, ...) under a mask, if there is one."""
-    flat = gradients.flatten(1)  # (batch, entries)
+    flat = gradients.reshape(len(gradients), -1)  # (batch, entries)
     if mask is None:
         return (flat * flat).sum(1)
     norms: Tensor = (flat * flat) @ mask.reshape(-1).to(flat.dtype)

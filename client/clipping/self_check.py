@@ -6,7 +6,8 @@ parameter of a server's choice. A model that cannot be judged is not trained.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,17 @@ from client.clipping.any_layer import learn_arguments
 from client.clipping.book_keeping import ClippedSum, squared_norms
 from client.clipping.rules import layers_of
 from common.errors import ModelError
-from common.models import FlatModel
+from common.models import FlatModel, untouched
 
 _TOLERANCE = 1e-3  # relative; single precision in another order of summation stays far below it
 
-Example = Callable[[int, torch.device], tuple[Tensor, Tensor]]
-"""Returns that many made-up records of a site's shape on a device: inputs and targets."""
+
+class Example(Protocol):
+    """Returns made-up records of a site's shape on a device, inputs and targets, with whole numbers below a limit."""
+
+    def __call__(self, count: int, device: torch.device, below: int) -> tuple[Tensor, Tensor]:  # noqa: D102
+        ...
+
 
 _trusted: "weakref.WeakSet[FlatModel]" = weakref.WeakSet()
 
@@ -29,32 +35,54 @@ def require_agreement(model: FlatModel, example: Example) -> None:
     """Raise ModelError unless the engine's sums and norms on a few records are those of plain autograd.
 
     The engine's sum must be the gradient of the records' summed loss, and the gradient of each, computed alone, must
-    have the norm that the engine finds for it among the others; dense and under a mask. Parameters are made up, first
-    near the model's own, where a branch that begins at zero would hide what it does, then small ones.
-    Edge cases: where numbers are not finite, all gradients are zero, or so small that the engine's bound on rounding
-    shows, the next parameters are tried; a model of which none tell anything is refused.
+    have the norm that the engine finds for it among the others; dense and under a mask. Records are made up twice:
+    with tokens and classes 0 and 1, and with 0 alone, which every vocabulary has. Parameters too: near the model's own,
+    where a branch that begins at zero would hide what it does, and small ones. A pass must leave buffers as they are.
+    Edge cases: where a model fails, numbers are not finite, all gradients are zero, or so small that the engine's bound
+    on rounding shows, nothing is learnt; a model of which nothing is learnt at all is refused.
     """
     if model in _trusted:
         return
-    own, device = model.vector.clone(), model.vector.device
-    kept, records = torch.arange(0, model.size, 2, device=device), example(3, device)
-    # What is drawn here must not shift what the round draws: the check happens once per process.
-    with torch.random.fork_rng(devices=[]), _without_dropout(model.module):
+    own = model.vector.clone()
+    masks = (None, torch.arange(0, model.size, 2, device=own.device))
+    engines = [(kept, ClippedSum(model, kept, 1.0, physical_batch_size=1)) for kept in masks]
+    problem, agreed = "", False
+    with untouched(model.module), _without_dropout(model.module):
         try:
-            three, five = (model.laid_out(inputs) for inputs in (records[0], example(5, device)[0]))
-            learn_arguments(model.module, layers_of(model.module), three, five)
-            for made_up in _made_up_parameters(own):
-                model.vector.copy_(made_up)
-                problem = _compare(model, None, *records) or _compare(model, kept, *records)
-                if not problem:
-                    _trusted.add(model)
-                    return
+            for below in (2, 1):
+                records, (five, _) = example(3, own.device, below), example(5, own.device, below)
+                for made_up in _made_up_parameters(own):
+                    model.vector.copy_(made_up)
+                    try:
+                        _require_untouched_buffers(model, records[0])
+                        learn_arguments(
+                            model.module, layers_of(model.module), model.laid_out(records[0]), model.laid_out(five)
+                        )
+                        found = next(filter(None, (_compare(model, *engine, *records) for engine in engines)), "")
+                    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
+                        found = f"it fails on made-up records: {error}"
+                    problem, agreed = found or problem, agreed or not found
         finally:
             model.vector.copy_(own)
-    raise ModelError(
-        f"the model cannot be checked before it is trained: {problem}. Clipping protects only records whose gradients "
-        "are known to be apart; a model that gives finite, non-zero gradients for a single record can be checked"
-    )
+    if not agreed:
+        raise ModelError(
+            f"the model cannot be checked before it is trained: {problem}. Clipping protects only records whose "
+            "gradients are known to be apart; a model that gives finite, non-zero gradients for a single record can be "
+            "checked"
+        )
+    _trusted.add(model)
+
+
+def _require_untouched_buffers(model: FlatModel, inputs: Tensor) -> None:
+    before = [(name, buffer.clone()) for name, buffer in model.module.named_buffers()]
+    with torch.no_grad():
+        model.module(model.laid_out(inputs))
+    for (name, value), buffer in zip(before, model.module.buffers(), strict=True):
+        if not torch.equal(value, buffer):
+            raise ModelError(
+                f"the model changes its buffer {name!r} in a forward pass: what a record leaves there would reach "
+                "later steps past the noise; leave running statistics out"
+            )
 
 
 def _made_up_parameters(own: Tensor) -> Iterator[Tensor]:
@@ -64,9 +92,8 @@ def _made_up_parameters(own: Tensor) -> Iterator[Tensor]:
     yield 0.05 * noise
 
 
-def _compare(model: FlatModel, kept: Tensor | None, inputs: Tensor, targets: Tensor) -> str:
+def _compare(model: FlatModel, kept: Tensor | None, engine: ClippedSum, inputs: Tensor, targets: Tensor) -> str:
     """Raise ModelError where engine and autograd differ; return why nothing can be said, "" where they agree."""
-    engine = ClippedSum(model, kept, 1.0, physical_batch_size=len(inputs))
     everything = slice(None) if kept is None else kept
     one_by_one = list(zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True))
     alone = torch.stack([model.gradient(*record)[everything] for record in one_by_one])  # (records, kept)

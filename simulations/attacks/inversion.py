@@ -115,7 +115,7 @@ def match_gradients(
     progress: Callable[[float], None] = lambda share: None,
 ) -> NDArray[np.float32]:
     """Return pictures (n, ...) whose masked gradients point as the releases do, all searched for at the same time."""
-    flat = FlatModel(models.build(settings.model))
+    flat = FlatModel.of(settings.model)
     flat.load(start)
     goals, mask = torch.zeros(len(releases), start.size), torch.zeros(len(releases), start.size)
     for number, release in enumerate(releases):

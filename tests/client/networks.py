@@ -126,6 +126,10 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         "pictures",
         lambda: pictures(nn.Conv2d(2, 3, 4, padding="same", padding_mode="circular"), width=243),
     ),
+    "conv2d, 1 x 1 with a stride": (
+        "pictures",
+        lambda: pictures(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 8, 1, stride=2, bias=False), width=128),
+    ),
     "two conv2d": ("pictures", lambda: pictures(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), width=125)),
     "conv2d called twice": ("pictures", lambda: pictures(Twice(nn.Conv2d(2, 2, 3, padding=1)), width=162)),
     "conv1d": ("vectors", lambda: wave(nn.Conv1d(1, 4, 3, stride=2, padding=2), nn.Tanh(), width=28)),

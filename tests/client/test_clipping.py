@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from client.clipping import book_keeping, convolution, linear
 from client.clipping.book_keeping import ClippedSum
 from client.clipping.self_check import require_agreement
+from client.data import SiteData
 from common.errors import ModelError
 from common.models import FlatModel, build
 from tests.client.networks import LENGTH, NETWORKS, TOKENS, Tokens, batch_of, frozen, model_of, some_kept
@@ -74,7 +75,7 @@ def test_single_precision(network: str) -> None:
 
 def check(model: FlatModel, kind: str) -> None:
     """Have a model checked on made-up records of a kind."""
-    require_agreement(model, lambda count, device: batch_of(kind, count, 0, torch.float32))
+    require_agreement(model, lambda count, device, below: batch_of(kind, count, 0, torch.float32))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -273,6 +274,168 @@ def test_models_that_cannot_be_clipped_are_refused_by_name(
     for _ in range(2):  # nor are they trusted the next time
         with pytest.raises(ModelError, match=message):
             check(model, kind)
+
+
+class OfTokens(nn.Module):
+    """Embeds tokens, pools them and does with the batch what a test chooses."""
+
+    def __init__(self, done: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 6), nn.Linear(6, CLASSES)
+        self.done = done
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.done(self.embedding(tokens.long()), tokens))
+
+
+def masked_mean(embedded: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean over the tokens that are no padding; of padding alone it is not a number."""
+    there = (tokens.long() != 0)[:, :, None]
+    return (embedded * there).sum(1) / there.sum(1)
+
+
+class ByClass(nn.Linear):
+    """Weights each record by how many of its batch share its class."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        weights = 1 / torch.bincount(targets, minlength=CLASSES)[targets]
+        return weights * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class RunningMean(nn.Module):
+    """Keeps a mean of all batches, used before it is updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        centred = inputs - self.mean
+        self.mean.lerp_(inputs.detach().mean(0), 1e-3)
+        return self.linear(centred)
+
+
+class Rescaled(nn.Module):
+    """Divides by the largest entry of the batch where that is above 1, as pictures of bytes are scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs / inputs.max() if inputs.max() > 1 else inputs)
+
+
+TOKEN_DATA = SiteData(np.zeros((4, LENGTH), np.float32), np.zeros(4, np.int64), np.arange(4), 4)
+VECTOR_DATA = SiteData(np.zeros((4, FEATURES), np.float32), np.zeros(4, np.int64), np.arange(4), 4)
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "message"),
+    [
+        (lambda: OfTokens(lambda e, _: e.mean(1) - e.mean((0, 1))), TOKEN_DATA, "depends on the other records"),
+        (lambda: OfTokens(lambda e, _: e.mean(1).roll(1, 0)), TOKEN_DATA, "depends on the other records"),
+        (lambda: ByClass(FEATURES, CLASSES), VECTOR_DATA, "depends on the other records"),
+        (Rescaled, VECTOR_DATA, "depends on the other records"),
+        (RunningMean, VECTOR_DATA, "changes its buffer 'mean'"),
+    ],
+)
+def test_what_a_sites_made_up_records_show(network: Callable[[], nn.Module], data: SiteData, message: str) -> None:
+    torch.manual_seed(5)
+    module = network()
+    before = [buffer.clone() for buffer in module.buffers()]
+    with pytest.raises(ModelError, match=message):
+        require_agreement(FlatModel(module), data.example)
+    assert all(map(torch.equal, before, module.buffers()))
+
+
+class ByName(nn.Module):
+    """Gives attention what it needs by name, and hides padding from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 6), nn.Linear(6, CLASSES)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.temperature = Temperature()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded, padding = self.embedding(tokens.long()), tokens.long() == 0
+        attended, _ = self.attention(query=embedded, key=embedded, value=embedded, key_padding_mask=padding)
+        return self.temperature(self.head(attended.mean(1)))
+
+
+class Temperature(nn.Module):
+    """Owns a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs * self.scale.exp()
+
+
+class BagOfTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(TOKENS, 6, padding_idx=0), nn.Linear(6, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.bag(tokens.long()))
+
+
+@pytest.mark.parametrize(
+    ("network", "data"),
+    [
+        (lambda: OfTokens(masked_mean), TOKEN_DATA),
+        (ByName, TOKEN_DATA),
+        (BagOfTokens, TOKEN_DATA),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of EmbeddingBag under torch.func
+def test_sound_models_pass_on_a_sites_made_up_records(network: Callable[[], nn.Module], data: SiteData) -> None:
+    torch.manual_seed(5)
+    model = FlatModel(network())
+    require_agreement(model, data.example)
+    rng = np.random.default_rng(1)
+    inputs = torch.tensor(rng.integers(1, TOKENS, (7, *data.inputs.shape[1:])), dtype=torch.float32)
+    targets = torch.zeros(7, dtype=torch.int64)
+    expected = brute_force_clipped_sum(model, inputs, targets, np.arange(model.size), 0.05)
+    found = engine_for(model, np.arange(model.size), 0.05)(inputs, targets).numpy()
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_dropout_in_a_layer_that_is_redone_is_refused_by_the_check() -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)  # its dropout is 0.1
+    with pytest.raises(ModelError, match="dropout"):
+        check(FlatModel(Tokens(layer)), "tokens")
+
+
+class Expert(nn.Module):
+    """Asks a layer only where some record needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.expert = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        needed = inputs[:, :1] > 0
+        outputs = self.trunk(inputs)
+        return outputs + needed * self.expert(inputs) if needed.any() else outputs
+
+
+def test_a_layer_that_no_record_of_a_batch_needs_fails_nothing() -> None:
+    """Else whether a round fails would tell whether the one record is in that needs it."""
+    torch.manual_seed(5)
+    model = FlatModel(Expert(), dtype=torch.float64)
+    inputs, targets = batch_of("vectors", 6, 0)
+    inputs[:, 0] = -1.0
+    for _ in range(2):
+        expected = brute_force_clipped_sum(model, inputs, targets, np.arange(model.size), 0.05)
+        found = engine_for(model, np.arange(model.size), 0.05)(inputs, targets).numpy()
+        assert found == pytest.approx(expected, rel=1e-9)
+        inputs[2, 0] = 1.0
 
 
 @pytest.mark.parametrize("margin", [1.0, 40.0, 60.0])

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from client.clipping.book_keeping import ClippedSum
 from client.clipping.self_check import require_agreement
 from common.errors import ModelError
 from common.models import FlatModel, build, initial_vector, right_answers, sample_losses
-from tests.support import brute_force_clipped_sum
+from tests.support import brute_force_clipped_sum, site_data
 
 
 def test_sizes_of_the_zoo() -> None:
@@ -140,7 +142,7 @@ def test_new_models_are_clipped_record_by_record(
     flat = FlatModel(build(model), dtype=torch.float64)
     flat.load(np.random.default_rng(0).normal(size=flat.size) * 0.1)
 
-    def example(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def example(count: int, device: torch.device, below: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         rng = np.random.default_rng(count)
         inputs = rng.random((count, *shape)) if shape else rng.integers(0, 9, (count, 10))
         chosen = rng.random(count) if targets is None else rng.integers(0, targets, count)
@@ -161,3 +163,63 @@ def test_numbers_need_a_loss() -> None:
 def test_bad_sizes_are_named(name: str) -> None:
     with pytest.raises(ModelError, match=name):
         build(name)
+
+
+class TwoHeads(nn.Module):
+    """Returns two outputs, of which its own loss makes one number a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 3)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.trunk(inputs)
+        return hidden, self.head(hidden)
+
+    def loss(self, outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        return outputs[0].flatten(1).mean(1) ** 2 + (outputs[1].flatten(1).mean(1) - targets) ** 2
+
+
+def test_models_with_two_outputs_on_pictures_are_checked_and_scored_by_their_loss() -> None:
+    data = site_data(np.zeros((3, 1, 6, 6), np.uint8), np.arange(3))
+    model = FlatModel.of(f"{__name__}:TwoHeads")
+    require_agreement(model, data.example)
+    inputs, targets = data.example(3, torch.device("cpu"))
+    assert right_answers(model.module(inputs), targets) is None
+
+
+def test_what_is_frozen_is_the_same_wherever_a_model_is_built() -> None:
+    first, second = (FlatModel.of(f"{__name__}:TwoHeads").module for _ in range(2))
+    assert torch.equal(first.frozen.weight, second.frozen.weight)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "last"), [(1, 2, False), ((1, 1), (1, 2), False), (1, 1, True), (3, 2, True)]
+)
+def test_pictures_have_their_channels_last_but_for_shortcuts(kernel: Any, stride: Any, last: bool) -> None:
+    """Torch 2.13 crashes in the backward pass of a strided convolution of 1 x 1 with channels last and odd batches."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, kernel, stride))
+    laid_out = FlatModel(network).laid_out(torch.rand(3, 3, 8, 8))
+    assert laid_out.is_contiguous(memory_format=torch.channels_last) is last
+
+
+class Counting(nn.Module):
+    """Remembers what it saw and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.seen = nn.Conv2d(3, 4, 3), nn.Buffer(torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += len(inputs)
+        return self.convolution(inputs) + torch.rand(1)
+
+
+def test_to_choose_a_layout_shifts_nothing() -> None:
+    network = Counting()
+    torch.manual_seed(1)
+    FlatModel(network).laid_out(torch.rand(3, 3, 8, 8, generator=torch.Generator()))
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert network.seen.item() == 0 and torch.equal(drawn, torch.rand(3))

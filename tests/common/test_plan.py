@@ -137,6 +137,7 @@ def test_a_plan_is_charged_by_the_unit_that_its_method_protects(method: str) -> 
         {"standardised": True},
         {"select_per": "epoch"},
         {"method": "noisy-only"},
+        {"method": "select-random", "second_clip_norm": 1.0, "index_coding": "seed"},
     ],
 )
 def test_impossible_plans_cannot_be_made(changes: dict[str, object]) -> None:

@@ -76,6 +76,7 @@ def test_what_is_refused_costs_nothing(tmp_path: Path) -> None:
         ((plan, b"junk"), WireError),
         ((plan, small_request(START + 1)[1]), WireError),
         ((plan, _held_elsewhere()), ModelMissing),
+        (request(method="importance"), PlanRefused),  # whose reference nobody named
     ]:
         with pytest.raises(error):
             site.train(*bad)
@@ -221,6 +222,7 @@ def test_a_release_that_cannot_be_kept_is_not_handed_out(tmp_path: Path, monkeyp
 
 def run_until_killed(path: Path, workbench: Workbench, out: int) -> None:
     """Carry out round after round; tell the digest of each release only once the site has handed it out."""
+    torch.set_num_threads(1)  # the others of its parent are not in a fork
     site, ledger = site_at(path, workbench=workbench)
     number = max(1, sum(1 for _ in ledger.entries()))  # the last one may have been cut off: ask for it again
     os.write(out, b"ready\n")

@@ -78,7 +78,7 @@ def test_a_run_in_which_nothing_was_learnt_is_a_failure_without_a_result(
     wrong = ["--model", "mlp:99-3", "--set", "evaluate-every=0", "--out", str(tmp_path), "--rounds", "2"]
     assert main(["simulate", *QUICK, *SMALLER, *wrong, "--name", "x"]) == 2
     told = capsys.readouterr()
-    reason = "round 1, site 0: the site failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    reason = "it fails on made-up records: mat1 and mat2 shapes cannot be multiplied"
     assert "nothing was learnt: none of 2 rounds had enough admitted replies" in told.err and reason in told.err
     assert "BAR" not in told.out
     assert main(["simulate", "--in-process", "--resume", str(tmp_path / "x")]) == 2

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from rich.console import Console
 
 from common.config import RunConfig
-from common.errors import FedsieveError
+from common.errors import FedsieveError, NothingLearned
 from server.runfolder import RunFolder
 from simulations.crew import Piece, Progress, Workers, carry_out
 from simulations.many_runs import Clock, Display, carried_out, config_to_start, finished, work_of
@@ -94,6 +95,19 @@ def test_a_run_is_carried_out_once_and_without_ray(tmp_path: Path, monkeypatch: 
     config, told = small_config(tmp_path / "some" / "where", name="x", rounds=2), list[float]()
     assert carried_out(config, told.append).finished and told == [0.5, 1.0]
     assert carried_out(config, told.append).finished and told == [0.5, 1.0]
+
+
+def test_a_run_that_learnt_nothing_begins_anew_once_what_was_wrong_is_mended(tmp_path: Path) -> None:
+    broken = tmp_path / "data.npz"
+    targets = np.full(12, 2)  # of 3 classes, where the model tells 2 apart
+    arrays = {"train_inputs": np.ones((12, 4)), "test_inputs": np.ones((0, 4)), "test_targets": np.zeros(0, np.int64)}
+    np.savez(broken, train_targets=targets, **arrays)
+    small = {"dataset": str(broken), "model": "mlp:4-2", "rounds": 1, "sites": 2, "sampling_rate": 1.0}
+    config = small_config(tmp_path, name="x", **small)
+    with pytest.raises(NothingLearned):
+        carried_out(config, lambda done: None)
+    np.savez(broken, train_targets=targets - 1, **arrays)
+    assert carried_out(config, lambda done: None).finished
 
 
 def test_what_is_under_way_is_said_in_lines_or_on_a_bar() -> None:
