@@ -58,6 +58,18 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "spread = 8 * math.sqrt(fraction * (1 - fraction) / words.size)",
         "8 -> 9",
     ): "a wider band holds the same word: speed alone",
+    (
+        "deployment/counters.py",
+        "_NUMBER = 1.5  # a floating point number is as long whatever it says",
+        "1.5 -> 3.0",
+    ): "as many bytes",
+    ("deployment/counters.py", "reconnect=Reconnect(reconnect=5),", "5 -> 6"): "as many bytes",
+    ("deployment/counters.py", "results={_DIGEST: 0},", "0 -> 1"): "as many bytes",
+    (
+        "deployment/superlink.py",
+        "_LINK_PATIENCE = 300.0  # seconds for a SuperLink that does not answer to be restarted",
+        "300.0 -> 600.0",
+    ): "how long is waited, not what for",
     ("server/app.py", "seconds=round(state.seconds, 3),", "3 -> 4"): "digits of a time that no test knows",
     ("server/evaluation.py", "_BATCH = 500", "500 -> 501"): "the same sums in other batches",
     (
