@@ -6,6 +6,7 @@ from common.errors import DatasetError
 from common.mask import Indices
 
 _MIN_RECORDS = 2
+_DRAWS = 100  # of a Dirichlet split, until no site is left with too few records
 
 
 def split(targets: np.ndarray, sites: int, how: str, seed: int) -> list[Indices]:
@@ -49,7 +50,7 @@ def _number(how: str, argument: str) -> float:
 
 
 def _dirichlet(rng: np.random.Generator, targets: np.ndarray, sites: int, alpha: float) -> list[np.ndarray]:
-    for _ in range(100):
+    for _ in range(_DRAWS):
         shares: list[list[np.ndarray]] = [[] for _ in range(sites)]
         for label in np.unique(targets):
             rows = rng.permutation(np.flatnonzero(targets == label))
@@ -60,8 +61,8 @@ def _dirichlet(rng: np.random.Generator, targets: np.ndarray, sites: int, alpha:
         if min(part.size for part in parts) >= _MIN_RECORDS:
             return parts
     raise DatasetError(
-        f"dirichlet:{alpha:g} left a site with fewer than {_MIN_RECORDS} records in 100 draws: raise ALPHA, or lower "
-        f"the number of sites ({sites})"
+        f"dirichlet:{alpha:g} left a site with fewer than {_MIN_RECORDS} records in {_DRAWS} draws: raise ALPHA, or "
+        f"lower the number of sites ({sites})"
     )
 
 

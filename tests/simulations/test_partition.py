@@ -18,6 +18,12 @@ def test_every_record_belongs_to_exactly_one_site(how: str) -> None:
     assert any(a.tolist() != b.tolist() for a, b in zip(parts, other, strict=True))
 
 
+def test_a_seed_deals_out_the_same_rows_on_every_machine() -> None:
+    """Other rows of the same seed would be another experiment under the same name."""
+    dealt = [[0, 2, 5, 6], [1, 4, 7, 8], [3, 9, 10, 11]]
+    assert [part.tolist() for part in split(np.repeat(np.arange(3), 4), 3, "iid", 7)] == dealt
+
+
 def test_the_shares_of_zipf() -> None:
     shares = 1 / np.arange(1, 8) / sum(1 / number for number in range(1, 8))
     sizes = [2 + int(share * (1000 - 2 * 7)) for share in shares]
@@ -65,7 +71,7 @@ def test_what_the_kinds_are_for() -> None:
         ("dirichlet:inf", "a number above 0"),
         ("labels:nan", "a number above 0"),
         ("labels:x", "a number above 0"),
-        ("dirichlet:1e-9", "raise ALPHA"),
+        ("dirichlet:1e-9", "in 100 draws: raise ALPHA"),
     ],
 )
 def test_partitions_that_cannot_be_made(how: str, message: str) -> None:
