@@ -32,7 +32,8 @@ def test_files_are_fetched_verified_and_kept(source: Path) -> None:
     folder = datasets.get("toy", str(source), said.append)
     assert {p.name: gzip.decompress(p.read_bytes()) for p in folder.iterdir()} == FILES
     assert datasets.get("toy", "/nowhere", said.append) == folder  # nothing is fetched a second time
-    assert sum("already here" in line for line in said) == 2
+    told = ("fetched, verified", "already here, verified")
+    assert said == [f"{folder / name}: {what}" for what in told for name in FILES]
     (folder / "b.gz").write_bytes(gzip.compress(b"damaged"))
     datasets.get("toy", str(source), quiet)
     assert gzip.decompress((folder / "b.gz").read_bytes()) == FILES["b.gz"], "what is wrong is fetched again"
@@ -61,7 +62,9 @@ def test_what_cannot_be_fetched(source: Path) -> None:
 
 def test_the_shipped_data_can_be_put_into_the_cache(source: Path) -> None:
     assert datasets.get("fashion-mnist-12k", None, quiet).is_relative_to(source.parent / "new" / "cache")
-    copy = datasets.get("fashion-mnist-12k", None, quiet)
+    said: list[str] = []
+    copy = datasets.get("fashion-mnist-12k", None, said.append)
+    assert said == [f"{copy}: copied from {SHIPPED_FOLDER / copy.name}"]
     assert copy.read_bytes() == (SHIPPED_FOLDER / "fashion-mnist-12k.npz").read_bytes()
 
 

@@ -10,6 +10,7 @@ def test_golden_streams() -> None:
         7863081056509027735,
         127879605942072397,
     ]
+    assert one.open_uniforms(2).round(6).tolist() == [0.796379, 0.678163]
 
 
 def test_a_stream_depends_on_seed_site_round_and_purpose_alone() -> None:
