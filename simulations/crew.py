@@ -116,10 +116,11 @@ class _Here:
 class _OnRay:
     """Carries out pieces on a Ray cluster, one CPU each."""
 
+    jobs: int
+
     def __init__(self, workers: Workers) -> None:
         self._up = ray_kept_up(workers.ray_address)
         self._wanted = workers.jobs
-        self.jobs = 0
 
     def __enter__(self) -> "_OnRay":
         self._up.__enter__()

@@ -1,5 +1,6 @@
 """How long many runs will take, and what becomes of those that fail."""
 
+import fcntl
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ from rich.console import Console
 from common.config import RunConfig
 from common.errors import FedsieveError, NothingLearned
 from server.runfolder import RunFolder
-from simulations.crew import Piece, Progress, Workers, carry_out
-from simulations.many_runs import Clock, Display, carried_out, config_to_start, finished, work_of
+from simulations.crew import Piece, Progress, Workers, _carry_out_remotely, _OnRay, carry_out
+from simulations.many_runs import Clock, Display, alone, carried_out, config_to_start, finished, work_of
 from tests.run_logs import end_event, round_event, start_event, write_log
 from tests.support import small_config
 
@@ -127,6 +128,30 @@ def test_what_is_under_way_is_said_in_lines_or_on_a_bar() -> None:
     assert "run 2/3: " not in said[True] and "run 2/3 " in said[True] and "one, two 1 min 30 s left" in said[True]
 
 
+def test_the_bar_counts_what_is_done_of_the_pieces_under_way() -> None:
+    with Display(4, 1, Console(file=io.StringIO(), force_terminal=True)) as display:
+        (bar,) = display._progress.tasks
+        seen = [(bar.total, bar.completed, bar.description)]
+        for change in (
+            lambda: display.start("one", None),
+            lambda: display.start("two", 1e-3),
+            lambda: display.advance("one", 0.5, 90.0),
+            lambda: display.end("one", "done"),
+            lambda: display.advance("two", 0.25, 2.0),
+        ):
+            change()
+            (bar,) = display._progress.tasks
+            seen.append((bar.completed, bar.description, bar.fields["left"]))
+    assert seen == [
+        (4, 1, "starting ..."),
+        (1.0, "one", ""),
+        (1.0, "one, two", "1 s left"),
+        (1.5, "one, two", "1 min 30 s left"),
+        (2, "one, two", "1 min 30 s left"),
+        (2.25, "two", "2 s left"),
+    ]
+
+
 def _piece(number: int, progress: Progress) -> int:
     if number == 2:
         raise ZeroDivisionError("by nothing")
@@ -146,8 +171,9 @@ class InlineRay:
         monkeypatch.setattr("simulations.ray_grid.start_ray", lambda address: self.is_up.append(address) or True)
         monkeypatch.setattr(ray, "shutdown", self.is_up.clear)
         monkeypatch.setattr(ray, "cluster_resources", lambda: cpus)
-        monkeypatch.setattr(ray, "remote", lambda **options: self.remote)
-        monkeypatch.setattr(ray, "wait", lambda references, **options: (references[:1], references[1:]))
+        self.options: list[dict[str, int]] = []
+        monkeypatch.setattr(ray, "remote", lambda **options: self.options.append(options) or self.remote)
+        monkeypatch.setattr(ray, "wait", self.wait)
         monkeypatch.setattr(ray, "get", self.get)
 
     def remote(self, what: Callable[..., Any]) -> Any:
@@ -163,6 +189,11 @@ class InlineRay:
         self.most = max(self.most, len(self.under_way))
         return reference
 
+    def wait(self, references: list[object], num_returns: int, timeout: float) -> tuple[list[object], list[object]]:
+        if not num_returns <= len(references):
+            raise ValueError("num_returns")
+        return references[:num_returns], references[num_returns:]
+
     def get(self, asked: Any) -> Any:
         if isinstance(asked, dict):
             return asked
@@ -173,7 +204,8 @@ class InlineRay:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "cpus", "at_once"), [(3, {"CPU": 8.0}, 3), (0, {"CPU": 2.0}, 2), (0, {"CPU": 0.5}, 1), (9, {}, 5)]
+    ("jobs", "cpus", "at_once"),
+    [(3, {"CPU": 8.0}, 3), (0, {"CPU": 2.0}, 2), (0, {"CPU": 0.5}, 1), (0, {}, 1), (9, {}, 5)],
 )
 def test_as_many_at_a_time_as_asked_for(
     jobs: int, cpus: dict[str, float], at_once: int, monkeypatch: pytest.MonkeyPatch
@@ -189,11 +221,48 @@ def test_as_many_at_a_time_as_asked_for(
     pieces = [Piece(f"piece {number}", 1.0, _piece, (number,)) for number in range(1, 6)]
     screen = Console(file=io.StringIO(), width=100)
     failures = carry_out(pieces, [(1.0, 5.0)], Workers(jobs=jobs, ray_address="a:1"), screen, keep)
+    assert inline.options == [{"num_cpus": 0}, {"num_cpus": 1, "max_retries": 2}]
     assert inline.most == at_once and not inline.under_way and not inline.is_up
     assert kept == {"piece 1": 1, "piece 4": 4, "piece 5": 5}
     assert failures == ["piece 2: ZeroDivisionError: by nothing", "piece 3: in its own words"]
     assert "run 2/6: piece 1; " in screen.file.getvalue()  # type: ignore[attr-defined]
     assert "1 of 6 runs were done already" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_workers_say_of_how_far_they_are_is_shown_of_what_is_still_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inline = InlineRay(monkeypatch, {})
+    board = SimpleNamespace(take=SimpleNamespace(remote=lambda: {"piece 1": 0.5, "another": 0.25}))
+    made = iter([board, "a reference"])
+    monkeypatch.setattr(inline, "remote", lambda what: SimpleNamespace(remote=lambda *_: next(made)))
+    watched: list[tuple[Any, ...]] = []
+    watch = SimpleNamespace(start=lambda *said: watched.append(said), advance=lambda *said: watched.append(said))
+    monkeypatch.setattr(ray, "get", lambda asked: asked)
+    pieces = [Piece("piece 1", 1.0, _piece, (1,))]
+    with _OnRay(Workers(jobs=2)) as crew:
+        assert [piece for piece, _ in crew.results(pieces, watch)] == pieces  # type: ignore[arg-type]
+    assert watched == [("piece 1",), ("piece 1", 0.5)]
+
+
+def test_a_worker_says_how_far_it_is_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, kept = list[tuple[str, float]](), list[bool]()
+    board = SimpleNamespace(put=SimpleNamespace(remote=lambda name, share: said.append((name, share))))
+
+    def piece(size: int, progress: Progress) -> int:
+        for now in (0.75, 1.25, 1.5, 2.25):
+            monkeypatch.setattr("time.monotonic", lambda now=now: now)
+            progress(now / size)
+        return size
+
+    monkeypatch.setattr("simulations.crew.keep_freed_memory", lambda: kept.append(True))
+    assert _carry_out_remotely("it", piece, (4,), board) == 4 and kept
+    assert said == [("it", 0.75 / 4), ("it", 1.5 / 4), ("it", 2.25 / 4)]
+
+
+def test_a_second_runner_waits_for_the_first(tmp_path: Path) -> None:
+    with alone(tmp_path / "x"), (tmp_path / ".x.lock").open("w") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_where_nothing_is_missing_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,3 +285,4 @@ def test_whatever_ends_a_piece_does_not_stop_the_others() -> None:
     failures = carry_out(pieces, [], Workers(in_process=True), screen, keep)
     assert kept == [1, 4]
     assert failures == ["piece 2: ZeroDivisionError: by nothing", "piece 3: in its own words"]
+    assert "piece 3: FAILED: in its own words\n" in screen.file.getvalue()  # type: ignore[attr-defined]
