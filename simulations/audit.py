@@ -70,7 +70,7 @@ def audit(
         raise ConfigError(f"expected at least 100 canaries, got {canaries}: with fewer nothing can be proved")
     included = np.random.default_rng(seed).random(canaries) < 0.5
     scores = scores_of(plan, included, randomness, server_randomness)
-    guesses = max(2, round(plan.guess_share * canaries / 2)) * 2  # fixed before anything is seen, as the bound asks
+    guesses = round(plan.guess_share * canaries / 2) * 2  # fixed before anything is seen, as the bound asks
     order = np.argsort(scores)
     right = int((~included[order[: guesses // 2]]).sum() + included[order[-(guesses // 2) :]].sum())
     claimed_epsilon = plan.claimed_epsilon(canaries)
