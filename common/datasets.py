@@ -38,7 +38,8 @@ _SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"
 class Dataset:
     """Records to train on (split among the sites of a simulation) and the server's own test set.
 
-    Inputs are float32, or uint8 pictures that ``as_floats`` scales to [0, 1]. Targets are classes (int64) or, for
+    Inputs are float32, or uint8 pictures that ``as_floats`` scales to [0, 1]; grey ones, (records, height, width), are
+    given the channel that convolutions expect. Targets are classes (int64) or, for
     regression, numbers (float32). No statistic of the data is ever used.
     """
 
@@ -50,6 +51,8 @@ class Dataset:
     def __post_init__(self) -> None:
         for part in ("train", "test"):
             inputs, targets = getattr(self, f"{part}_inputs"), getattr(self, f"{part}_targets")
+            if inputs.dtype == np.uint8 and inputs.ndim == 3:
+                object.__setattr__(self, f"{part}_inputs", inputs[:, None])
             if inputs.dtype not in (np.uint8, np.float32):
                 raise DatasetError(f"expected {part} inputs of dtype uint8 or float32, got {inputs.dtype}")
             if targets.dtype not in (np.int64, np.float32):
@@ -150,24 +153,21 @@ def _read_npz(path: Path) -> Dataset:
 
 
 def _narrow(inputs: NDArray[Any]) -> NDArray[Any]:
-    return _with_channel(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
-
-
-def _with_channel(inputs: NDArray[Any]) -> NDArray[Any]:
-    """Return grey pictures, bytes of shape (records, height, width), with the channel that convolutions expect."""
-    return inputs[:, None] if inputs.dtype == np.uint8 and inputs.ndim == 3 else inputs
+    return inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs
 
 
 def _classes_or_numbers(targets: NDArray[Any]) -> NDArray[Any]:
+    if targets.dtype.kind not in "iufb":
+        raise DatasetError(f"expected targets that are classes, whole numbers from 0, or numbers, got {targets.dtype}")
     return targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
 
 
 def _read_idx_folder(folder: Path) -> Dataset:
     arrays = {name: _read_idx(_idx_path(folder, name)) for name in _IDX_FILES}
     return Dataset(
-        train_inputs=_with_channel(arrays["train_inputs"]),
+        train_inputs=arrays["train_inputs"],
         train_targets=arrays["train_targets"].astype(np.int64),
-        test_inputs=_with_channel(arrays["test_inputs"]),
+        test_inputs=arrays["test_inputs"],
         test_targets=arrays["test_targets"].astype(np.int64),
     )
 

@@ -210,7 +210,10 @@ def build(name: str) -> nn.Module:
         function = getattr(importlib.import_module(head), tail)
     except (ImportError, AttributeError) as error:
         raise ModelError(f"cannot load model {name!r}: {error}; is its folder on PYTHONPATH?") from error
-    module = function()
+    try:
+        module = function()
+    except TypeError as error:
+        raise ModelError(f"cannot build model {name!r}: {error}; expected a function without arguments") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"expected {name} to return a torch.nn.Module, got {type(module).__name__}")
     return module
@@ -304,12 +307,24 @@ class FlatModel:
                 outputs = self.module(self.laid_out(inputs))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ModelError(f"{name} does not take records of shape {tuple(inputs.shape[1:])}: {error}") from error
-        if hasattr(self.module, "loss"):  # its targets are its own
-            return
-        if targets.size and not 0 <= targets.min() <= targets.max() < outputs.shape[1]:
+        own_targets = hasattr(self.module, "loss") or targets.dtype.kind == "f"
+        if not own_targets and targets.size and not 0 <= targets.min() <= targets.max() < outputs.shape[1]:
             raise DatasetError(
                 f"expected classes 0 to {outputs.shape[1] - 1}, which {name} tells apart, got {targets.min()} to "
                 f"{targets.max()}: correct the targets"
+            )
+        count = min(len(inputs), len(targets))
+        if not count:
+            return
+        try:
+            with torch.no_grad():
+                outputs = self.module(self.laid_out(inputs[:count]))
+                losses = sample_losses(self.module, outputs, torch.from_numpy(targets[:count]).to(inputs.device))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ModelError(f"{name} has no loss for targets of shape {targets.shape[1:]}: {error}") from error
+        if losses.shape != (count,):
+            raise ModelError(
+                f"expected one loss for each record from {name}, got shape {tuple(losses.shape)} of {count}"
             )
 
     def laid_out(self, inputs: Tensor) -> Tensor:

@@ -57,6 +57,14 @@ def test_npz_by_path(tmp_path: Path) -> None:
     np.savez(path, **arrays)
     data = load(str(path))
     assert data.train_inputs.dtype == np.float32 and data.train_targets.dtype == np.int64
+    grey = np.ones((1, 4, 5), np.uint8)  # pictures get a channel, wherever they come from; numbers may be anything
+    assert Dataset(grey, data.test_targets, grey.astype(np.float32), data.test_targets).train_inputs.shape == (
+        1,
+        1,
+        4,
+        5,
+    )
+    assert Dataset(grey, data.test_targets, grey.astype(np.float32), data.test_targets).test_inputs.shape == (1, 4, 5)
     del arrays["test_inputs"]
     np.savez(path, **arrays)
     with pytest.raises(DatasetError, match="lacks test_inputs"):

@@ -77,6 +77,7 @@ def test_a_users_own_model_and_loss() -> None:
         ("mlp:784-x", "widths like 784-128-10"),
         ("no.such.module:net", "cannot load model .*PYTHONPATH"),
         ("torch.nn:NoSuchThing", "cannot load model"),
+        ("builtins:len", "cannot build model 'builtins:len': .* expected a function without arguments"),
         ("builtins:dict", "expected builtins:dict to return a torch.nn.Module, got dict"),
     ],
 )

@@ -15,7 +15,7 @@ from server.runlog import Event, read_events
 from simulations import sites
 from simulations.ray_grid import start_ray
 from simulations.run import Engine, config_of_run, simulate
-from tests.support import small_config
+from tests.support import small_config, small_dataset
 
 IN_PROCESS = Engine(in_process=True)
 
@@ -286,6 +286,15 @@ def test_a_run_that_every_site_fails_in_has_no_result(tmp_path: Path, unit: str)
 def test_a_model_that_does_not_fit_the_test_set_is_told_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"mlp:99-3 does not take records of shape \(12,\)"):
         run_here(small_config(tmp_path / "out", model="mlp:99-3"))
+    data = small_dataset()
+    for targets, message in (
+        (data.train_targets[:, None], r"mlp:12-8-3 has no loss for targets of shape \(1,\)"),
+        (data.train_targets.astype(str), "expected targets that are classes"),
+    ):
+        arrays = {"train_inputs": data.train_inputs, "test_inputs": data.train_inputs}
+        np.savez(tmp_path / "x.npz", train_targets=targets, test_targets=targets, **arrays)
+        with pytest.raises((ModelError, DatasetError), match=message):
+            run_here(small_config(tmp_path / "out", dataset=str(tmp_path / "x.npz")))
     with pytest.raises(DatasetError, match="expected classes 0 to 1, which mlp:12-2 tells apart, got 0 to 2"):
         run_here(small_config(tmp_path / "out", model="mlp:12-2"))
     assert not (tmp_path / "out").exists()
