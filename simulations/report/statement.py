@@ -176,7 +176,7 @@ def _protected(run: RunSummary) -> str:
 
 
 def _what_it_cost(run: RunSummary) -> str:
-    messages = sum(one.asked or 0 for one in run.rounds)
+    messages = sum(one.asked for one in run.rounds)
     if not run.uplink or not messages:
         return "nothing uploaded yet."
     directions = (("up", run.uplink, run.dense_uplink), ("down", run.downlink, run.dense_downlink))

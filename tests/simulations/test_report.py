@@ -388,6 +388,23 @@ def test_long_site_tables_are_cut_and_say_so(tmp_path: Path, sites: int, shown: 
     assert note is None or note in words
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_long_tables_of_rounds_and_rejections_are_cut_and_say_so(tmp_path: Path, more: int) -> None:
+    late = {"site": "b", "reason": "x" * 300 + "y" * more}
+    rounds = [round_event(1, rejections=[late] * (200 + more)), *(round_event(2 + n) for n in range(499 + more))]
+    text = report_page(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(1))).text("p")
+    assert ("And 1 more rounds before these." in text, "And 1 more rows." in text) == (more == 1, more == 1)
+    reasons = cells_of(tmp_path, "Rejections", tmp_path / "run")[2::3]
+    assert reasons == ["x" * 300 + (" ..." if more else "")] * 200
+
+
+def test_what_a_run_cost_that_sent_nothing(tmp_path: Path) -> None:
+    for name, (changes, uplink) in {"none": ({}, 0), "nobody": ({"cohort": []}, 4200)}.items():
+        end = end_event(1, uplink=uplink)
+        answers = answers_of(tmp_path, write_log(tmp_path / name, start_event(), [round_event(1, **changes)], end))
+        assert answers["What it cost"] == "nothing uploaded yet." and " 1 round in 10 s" in answers["What ran"]
+
+
 def test_comparison_shows_what_differs_and_only_that(tmp_path: Path) -> None:
     one = finished_run(tmp_path / "one")
     two = finished_run(tmp_path / "two", rounds=3, name="dense", config={"final-density": 1.0, "extra": True})

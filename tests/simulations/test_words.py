@@ -109,7 +109,8 @@ def test_the_best_of_several_runs(tmp_path: Path) -> None:
 
     better, worse = run("better", accuracy=0.8, uplink=5000), run("worse", accuracy=0.7, uplink=4000)
     least, most = run("least", accuracy=None, loss=0.1), run("most", accuracy=None, loss=0.9)
-    text = words.comparison_headline([worse, better, most, least, run("unfinished")])
+    silent = run("silent", accuracy=None, loss=None, uplink=0)
+    text = words.comparison_headline([worse, better, most, least, silent, run("unfinished")])
     assert text.startswith("Highest accuracy with privacy: better, 80.0 % at (epsilon 6.00")
     assert "; lowest test loss with privacy: least, 0.1 at (" in text
     assert "; least uplink: worse, 4 kB, 2.1x less than dense" in text
