@@ -245,8 +245,9 @@ def _sites_so_far(rounds: Sequence[Event]) -> tuple[SiteSummary, ...]:
                 raise ValueError(f"expected {2 * parts} sizes for site {site}, got {len(sizes)}")
             refused = str(site) in rejected
             figures = (sum(map(int, sizes[:parts])), sum(map(int, sizes[parts:])), int(not refused), int(refused))
-            before = totals.get(str(site), (0, 0, 0, 0))
-            totals[str(site)] = [old + new for old, new in zip(before, figures, strict=True)]
+            total = totals.setdefault(str(site), [0, 0, 0, 0])
+            for number, figure in enumerate(figures):
+                total[number] += figure
     return tuple(
         SiteSummary(site=site, epsilon=None, uplink=up, downlink=down, admitted=admitted, rejected=rejected)
         for site, (up, down, admitted, rejected) in sorted(totals.items(), key=lambda item: (len(item[0]), item[0]))

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.config import RunConfig
 from simulations.cli import main
 from simulations.crew import Workers
-from simulations.run import Engine
+from simulations.run import Engine, config_with
 
 QUICK = ["--in-process", "--dataset", "tests.support:small_dataset", "--model", "mlp:12-8-3"]
 SMALLER = ["--set", "steps-per-round=2", "--set", "sampling-rate=0.5", "--sites", "4"]
@@ -144,12 +145,65 @@ def test_options_of_the_engine_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert main([*chosen, "--jobs", "-1"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "called", "options"),
+    [
+        (["report", "a", "b"], "_report", {"runs": [Path("a"), Path("b")], "to": None}),
+        (["watch", "a"], "_watch", {"runs": [Path("a")], "port": 8420}),
+        (["watch", "a", "b", "--port", "0"], "_watch", {"runs": [Path("a"), Path("b")], "port": 0}),
+        (["data", "get", "mnist"], "_data_get", {"dataset": "mnist", "source": None}),
+        (["methods"], "_methods", {}),
+        (["methods", "show", "dense"], "_methods_show", {"name": "dense"}),
+    ],
+)
+def test_what_a_command_is_called_with(
+    arguments: list[str], called: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(f"simulations.cli.{called}", lambda parsed: given.append(vars(parsed)) or 3)
+    assert main(arguments) == 3
+    del given[0]["run"]
+    assert given == [options]
+
+
+def test_settings_of_a_run_come_from_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def simulated(config: RunConfig, engine: Engine, listeners: object) -> None:
+        ran.append((config, engine))
+        raise KeyboardInterrupt
+
+    ran: list[tuple[RunConfig, Engine]] = []
+    monkeypatch.setattr("simulations.run.simulate", simulated)
+    assert main(["simulate"]) == 130
+    texts = ["dataset=d", "model=m", "method=dense", "partition=iid", "device=cpu", "name=n"]
+    numbers = ["rounds=7", "sites=6", "cohort=5", "epsilon=4.5", "final-density=1.0", "seed=3"]
+    options = [word for each in (*texts, *numbers) for word in (f"--{each}".split("="))]
+    sets = ["--set", "learning-rate=0.5", "--set", "rounds=9"]
+    assert main(["simulate", *options, *sets, "--out", str(tmp_path)]) == 130
+    assert main(["simulate", "--no-dp", "--final-density", "1"]) == 130
+    (standard, engine), (chosen, _), (public, _) = ran
+    assert standard == config_with({}) and engine == Engine() and not public.private
+    given = {each.partition("=")[0]: each.partition("=")[2] for each in (*texts, *numbers)}
+    assert given | {"learning-rate": "0.5", "out": str(tmp_path)} == {
+        key: str(chosen.to_mapping()[key]) for key in (*given, "learning-rate", "out")
+    }
+
+
+@pytest.mark.parametrize("arguments", [[], ["report"], ["watch"], ["data"], ["data", "get"], ["methods", "show"]])
+def test_what_lacks_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "the following arguments are required" in capsys.readouterr().err
+
+
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
     out = capsys.readouterr().out
     for word in ("examples:", "--no-dp", "rounds-per-epoch", "--resume", "NOT private", "--gpus-per-actor"):
         assert word in out
+    keys = out.partition("keys for --set")[2].splitlines()[1:]
+    columns = {len(line) - len(line[2:].lstrip("abcdefghijklmnopqrstuvwxyz-").lstrip()) for line in keys if line}
+    assert len(columns) == 1, "what keys mean stands in one column"
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:

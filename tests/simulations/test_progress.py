@@ -1,8 +1,11 @@
 """What a person sees while a simulation runs."""
 
 import io
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +55,8 @@ def test_a_line_for_every_round_adds_up_what_was_sent() -> None:
     public = shown(a_round(epsilon=None))
     assert "accuracy 51.00%, not private, up" in public and "per record" not in public
     assert "round 1/4: loss 0.1235, epsilon" in shown(a_round(accuracy=None, loss=0.123456))
+    nothing = dict.fromkeys(("index", "values", "header", "framing"), 0)
+    assert ", up 0 B, saving 8400.0x," in shown(a_round(uplink=nothing))
     assert "round 1/4: no accuracy, epsilon" in shown(a_round(accuracy=None, loss=None))
 
 
@@ -74,7 +79,10 @@ def test_what_went_wrong_in_a_round_is_said() -> None:
 
 def test_a_terminal_has_a_bar_instead_of_lines() -> None:
     text = shown(start(), a_round(3), terminal=True)
-    assert "round 3/4:" not in text and "accuracy 53.00%, epsilon 4.50" in text and "3/4" in text
+    assert "round 3/4:" not in text and "accuracy 53.00%, epsilon 4.50" in text
+    assert re.search("round 3/4 \N{BOX DRAWINGS HEAVY HORIZONTAL}{6} {3}accuracy 53.*saving 2.0x +--:--\n", text)
+    before = {"event": "resume", "round": 3, "uplink": 0, "downlink": 0, "dense_uplink": 0}
+    assert "2/4" in shown(before, terminal=True)
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -99,14 +107,23 @@ def test_an_interrupted_run_says_how_it_goes_on(begun: bool, tmp_path: Path) -> 
     ],
 )
 def test_the_end_in_words_and_as_a_line_for_scripts(
-    changes: dict[str, Any], shown: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    shown: str,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = small_config(tmp_path, rounds=1)
     result = replace(simulate(config, Engine(in_process=True)), **changes)
     screen = Console(file=io.StringIO(), width=300)
     with RunDisplay(config, screen) as display:
+        now = time.monotonic()
+        monkeypatch.setattr("simulations.progress.time", SimpleNamespace(monotonic=lambda: now + 1000))
         display.finished(result, tmp_path / "report.html")
-    words = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
-    assert shown in words and f"report {tmp_path / 'report.html'}" in words
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith("test ")
+    words = " ".join(text.split())
+    assert shown in words and " time 1000." in words and f"report {tmp_path / 'report.html'}" in words
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("BAR accuracy=") and line in last and f"uplink_saving={result.uplink_saving:.3f}" in last

@@ -321,19 +321,34 @@ def test_unclear_privacy_counts_as_not_private(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_summed_up_from_its_rounds(tmp_path: Path) -> None:
-    rounds = [round_event(1), round_event(2, accuracy=None, density=0.2)]
+    rounds = [round_event(1, loss=0.9), round_event(2, accuracy=None, loss=None, density=0.2)]
     folder = write_log(tmp_path / "run", start_event(), rounds, None)
     with (folder / "run.jsonl").open("ab") as file:
         file.write(b'{"event":"round","rou')  # killed while writing
     run = load_run(folder)
     assert not run.finished
     assert (run.accuracy, run.epsilon, run.uplink, run.dense_uplink, run.seconds) == (0.51, 3.0, 8400, 16800, 5.0)
+    assert run.loss == 0.9
     assert run.total_density == pytest.approx(0.35)
     page = report_page(tmp_path, folder)
     words = page.text()
     assert "so far (unfinished, 2 of 4 rounds)" in words
     sites = page.text("td")
     assert "a 120 at most 3.00 4.2 kB 8.1 kB 2 0 b 40 at most 3.00 4.2 kB 8.1 kB 2 0" in sites, "from the rounds"
+
+
+def test_sites_of_an_unfinished_run_are_added_up_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    rows = [[site, 1, 2, 3, 4, 50, 60, 70, 80] for site in ("10", "9", "11")]
+    rounds = [
+        round_event(1, sites=rows, rejections=[{"site": "9", "reason": "late"}]),
+        round_event(2, sites=rows[:2]),
+    ]
+    sites = load_run(write_log(tmp_path / "run", start_event(), rounds, None)).site_summaries
+    assert [(one.site, one.uplink, one.downlink, one.admitted, one.rejected) for one in sites] == [
+        ("9", 20, 520, 1, 1),
+        ("10", 20, 520, 2, 0),
+        ("11", 10, 260, 1, 0),
+    ]
 
 
 def test_total_density_of_an_unfinished_run_is_the_plain_mean_over_its_rounds(tmp_path: Path) -> None:
