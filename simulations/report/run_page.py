@@ -162,8 +162,10 @@ def _traffic_tile(run: RunSummary, label: str, cost: int, dense: int) -> str:
 
 
 def _tile(run: RunSummary, label: str, shown: str, note: str, share: float | None) -> str:
-    width = 0.0 if share is None else 100 * min(max(share, 0.0), 1.0)
-    meter = "" if share is None else f'<div class="meter" aria-hidden="true"><i style="width:{width:.1f}%"></i></div>'
+    meter = ""
+    if share is not None:
+        width = 100 * min(max(share, 0.0), 1.0)
+        meter = f'<div class="meter" aria-hidden="true"><i style="width:{width:.1f}%"></i></div>'
     return (
         f'<div class="tile"><h2>{escape(label)}{_badge([run])}</h2><p class="figure">{escape(shown)}</p>{meter}'
         f"<p>{escape(note)}</p></div>"

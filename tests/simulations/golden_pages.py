@@ -10,6 +10,9 @@ from pathlib import Path
 
 from server.runlog import RunLog
 from simulations.report import write_report
+from simulations.report.charts import Chart
+from simulations.report.poster import poster
+from simulations.report.svg import Axis, Bar, Point, Series, line_chart, stacked_bars
 from tests.run_logs import end_event, public_run, round_event, start_event, write_log
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -57,6 +60,32 @@ def of_numbers(folder: Path) -> Path:
     return write_log(folder, start, rounds, end)
 
 
+def drawings() -> str:
+    """Return a poster of what reports do not draw: a logarithmic axis, errors, negative numbers, many points."""
+    across, down = Axis("bytes", "{:g}".format, log=True), Axis("loss", "{:g}".format, from_zero=False)
+    some = [
+        Point(20, 3.5, "first", 0.25),
+        Point(300, None, "lost"),
+        Point(4000, 2.5, "third"),
+        Point(9000, 2.0, "last"),
+    ]
+    lines = [Series("some of the methods that there are", some, 1), Series("steps", some[2:], 2, steps=True)]
+    level = Series("a limit", [Point(20, 1.0, ""), Point(21, 1.0, ""), Point(23, 1.5, "")], 0)
+    many = [Series("many", [Point(number, -number / 7, f"{number}") for number in range(61)], 9)]
+    marks = [Point(3, None, "three"), Point(70, None, "far away")]
+    steps = Axis("step", "{:g}".format)
+    panels = [
+        Chart("Loss", "", line_chart("Loss.", lines, across, down, levels=[level]), [*lines, level]),
+        Chart("Fall", "", line_chart("Fall.", many, steps, Axis("depth", "{:.1f}".format), marks=marks), many),
+        Chart("Empty", "", stacked_bars("Empty.", [], steps, down, empty="Nothing <yet>"), many),
+        Chart("Bars", "", stacked_bars("Bars.", [Bar(1, (3, 1), "a"), Bar(2, (1, 0.5), "b")], steps, down), []),
+    ]
+    note = "What is drawn here stands nowhere but in this file, and is long enough for more than one line. " * 3
+    return poster(
+        "Drawings <of> much that is to be seen in no report, with a title of two lines or three " * 2, note, panels
+    )
+
+
 def pages() -> dict[str, str]:
     """Return every page by its name, without its style, one element a line."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -65,7 +94,8 @@ def pages() -> dict[str, str]:
         found = {}
         shown = {"run": runs[:1], "clients": runs[1:2], "numbers": runs[2:3], "compared": [runs[0], *runs[2:]]}
         for name, folders in shown.items():
-            page = write_report(folders, folder / "report.html").read_text(encoding="utf-8")
+            found[name] = write_report(folders, folder / "report.html").read_text(encoding="utf-8")
+        for name, page in {**found, "drawings": drawings()}.items():
             page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
             found[name] = _HEADER + re.sub(r"(?<=>)(?=<[a-z!])", "\n", page)
         return found

@@ -29,7 +29,7 @@ def test_headline_and_tiles_say_accuracy_privacy_and_bytes(tmp_path: Path) -> No
     assert "unfinished" not in words
 
 
-@pytest.mark.parametrize("name", ["run", "clients", "numbers", "compared"])
+@pytest.mark.parametrize("name", ["run", "clients", "numbers", "compared", "drawings"])
 def test_pages_are_as_they_were(name: str) -> None:
     """A change that is meant: ``make golden-pages``, and look at what it changed."""
     assert pages()[name].splitlines() == (GOLDEN / f"{name}.html").read_text(encoding="utf-8").splitlines()
