@@ -5,22 +5,24 @@ import re
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from client.site import Workbench
 from common.config import ConfigValue
 from common.datasets import Dataset
 from common.errors import ConfigError
 from simulations import cli
 from simulations.attacks import canaries, pictures
-from simulations.attacks.inversion import InversionSettings, invert_releases
+from simulations.attacks.inversion import InversionSettings, _total_variation, invert_releases
 from simulations.attacks.linear import LinearSettings, attack_releases, bound, solve
 from simulations.attacks.page import data_uri, write_page
-from simulations.attacks.settings import as_mapping, parse_settings
-from simulations.attacks.victim import Release
+from simulations.attacks.settings import as_mapping, defaults_of, parse_settings
+from simulations.attacks.victim import Question, Release, Victim
 from simulations.experiments.definition import find, load
 from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results
@@ -69,6 +71,87 @@ def test_the_linear_attack_solves_what_has_no_noise_and_knows_what_it_cannot() -
     assert bound(2.0, 4, 8, constraint) == pytest.approx(65 / 70 * 4 / (0.5 * 0.375))
 
 
+def tiny_pictures() -> Dataset:
+    rng = np.random.default_rng(11)
+    inputs = rng.integers(256, size=(30, 1, 5, 4)).astype(np.uint8)
+    return Dataset(inputs, np.arange(30) % 10, inputs[:4], np.arange(4))
+
+
+_TINY = "tests.simulations.test_attacks:tiny_pictures"
+
+
+def test_the_linear_attack_without_noise_finds_the_pictures_of_the_seed_where_it_has_equations() -> None:
+    told: list[float] = []
+    settings = LinearSettings(density=0.2, noise=1e-4, dataset=_TINY, pictures=4)
+    found = attack_releases(settings, 3, told.append)
+    rows = np.random.default_rng(3).choice(30, 4, replace=False)
+    assert told == [0.25, 0.5, 0.75, 1.0]
+    assert found.pictures.originals == pytest.approx(tiny_pictures().train_inputs[rows, 0] / 255)
+    off = np.abs(found.pictures.originals - found.pictures.found)
+    assert (off < 6e-3).mean() == pytest.approx(found.solvable, abs=0.02) and 0.7 < found.solvable < 1
+    assert found.error < 1e-5 and found.pictures.found[off >= 6e-3].max(initial=0) == 0
+    assert found.bound == pytest.approx(bound(1e-4, 42, 210, np.full(10, 0.3)))
+    assert found.figures["ratio"] == found.error / found.bound and found.figures["solvable"] == found.solvable
+    assert invert_releases(_quick_inversion(), 3).originals == pytest.approx(found.pictures.originals)
+
+
+def test_the_linear_attack_knows_ten_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_pictures()
+    monkeypatch.setattr("common.datasets.load", lambda name: data)
+    for wrong in (-1, 10):
+        data.train_targets[:] = wrong
+        with pytest.raises(ConfigError, match=f"expected targets from 0 to 9, got {wrong} in "):
+            attack_releases(LinearSettings(density=1.0, noise=0.1, pictures=1), 1)
+
+
+def _quick_inversion(**changes: Any) -> InversionSettings:
+    small = {"density": 1.0, "noise_multiplier": 0.0, "dataset": _TINY, "model": "linear:20-10", "pictures": 4}
+    return InversionSettings(**{**small, "iterations": 150, "step": 0.1, "smoothness": 0.0, **changes})
+
+
+def test_gradients_are_matched_by_ever_smaller_steps() -> None:
+    told: list[float] = []
+    assert invert_releases(_quick_inversion(), 3, told.append).figures["mse"] < 0.01
+    assert told == pytest.approx(np.arange(1, 151) / 150)
+    assert invert_releases(_quick_inversion(density=0.7), 3).figures["mse"] < 0.01, "the mask is known"
+    start = torch.rand(4, 1, 5, 4, generator=torch.Generator().manual_seed(3)).numpy()[:, 0]
+    for iterations, moved in ((1, 0.01), (2, 0.015)):  # the second step is half of the first
+        found = invert_releases(_quick_inversion(iterations=iterations, step=0.01), 3).found
+        assert np.median(np.abs(found - start)) == pytest.approx(moved, rel=1e-3)
+        assert found.min() >= 0 and found.max() <= 1
+    flat = invert_releases(_quick_inversion(smoothness=100.0), 3).found
+    assert np.abs(np.diff(flat, axis=1)).mean() < 0.03 > np.abs(np.diff(flat, axis=2)).mean()
+
+
+def test_total_variation_is_of_neighbours_down_and_across() -> None:
+    image = torch.tensor([[[0.0, 1.0, 0.5], [0.2, 0.2, 0.2]]])
+    assert float(_total_variation(image)) == pytest.approx((0.2 + 0.8 + 0.3) / 3 + (1.0 + 0.5) / 4)
+    assert float(_total_variation(torch.cat([image, image]))) == pytest.approx(2 * float(_total_variation(image)))
+
+
+def test_a_release_is_the_gradient_clipped_and_with_noise_on_the_mask() -> None:
+    picture, start = (tiny_pictures().train_inputs[7] / 255).astype(np.float32), np.zeros(210, np.float32)
+    victim = Victim(picture, 7, start, 5, Workbench("cpu"))
+
+    def question(**changes: Any) -> Question:
+        return Question(
+            **{"model": "linear:20-10", "density": 1.0, "noise_multiplier": 0.0, "clip_norm": 1.0, **changes}
+        )
+
+    constraint = np.full(10, 0.1)
+    constraint[7] -= 1
+    gradient = np.concatenate([np.outer(constraint, picture.reshape(-1)).reshape(-1), constraint])
+    whole = victim.ask(question(), 1)
+    assert whole.gradient == pytest.approx(gradient, abs=1e-6) and whole.kept.tolist() == list(range(210))
+    half, again = (victim.ask(question(density=0.5), number) for number in (1, 2))
+    assert half.gradient == pytest.approx(gradient[half.kept], abs=1e-6) and len(half.kept) == 105
+    assert half.kept.tolist() != again.kept.tolist()
+    clipped = victim.ask(question(noise_multiplier=1e-6, clip_norm=0.5), 1)
+    assert clipped.gradient == pytest.approx(gradient / np.linalg.norm(gradient) / 2, abs=1e-5)
+    noisy, same = (Victim(picture, 7, start, 5, Workbench("cpu")).ask(question(noise_multiplier=9.0), 3) for _ in "ab")
+    assert noisy.gradient.std() == pytest.approx(9, rel=0.15) and (noisy.gradient == same.gradient).all()
+
+
 def test_likeness_of_pictures() -> None:
     rng = np.random.default_rng(3)
     picture = rng.random((28, 28)).astype(np.float32)
@@ -77,11 +160,57 @@ def test_likeness_of_pictures() -> None:
     assert pictures.peak_signal_to_noise(picture, picture) == float("inf")
     assert pictures.structural_similarity(picture, picture) == pytest.approx(1)
     assert 0.5 < pictures.structural_similarity(picture, worse) < 0.99
+    assert pictures.structural_similarity(picture, worse) == pytest.approx(_similarity(picture, worse), rel=1e-6)
     dark, bright = np.full((28, 28), 0.2, np.float32), np.full((28, 28), 0.7, np.float32)
     assert pictures.mean_squared_error(dark, bright) == pytest.approx(0.25)
     assert pictures.peak_signal_to_noise(dark, bright) == pytest.approx(6.0206, abs=1e-4)
     # Of constants nothing but the means is left.
     assert pictures.structural_similarity(dark, bright) == pytest.approx((0.28 + 1e-4) / (0.53 + 1e-4), rel=1e-5)
+
+
+def _similarity(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the structural similarity, window by window of 11 x 11 pixels."""
+    away = np.exp(-0.5 * np.square(np.arange(-5, 6) / 1.5))
+    weights = np.outer(away, away) / away.sum() ** 2
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(np.pad(each.astype(float), 5, "symmetric"), (11, 11))
+        for each in (one, other)
+    ]
+    m1, m2 = ((weights * each).sum((2, 3), keepdims=True) for each in windows)
+    s11, s22, s12 = (
+        (weights * (windows[a] - (m1, m2)[a]) * (windows[b] - (m1, m2)[b])).sum((2, 3), keepdims=True)
+        for a, b in ((0, 0), (1, 1), (0, 1))
+    )
+    above = (2 * m1 * m2 + 1e-4) * (2 * s12 + 9e-4)
+    return float((above / ((m1**2 + m2**2 + 1e-4) * (s11 + s22 + 9e-4))).mean())
+
+
+def test_settings_at_their_limits_and_their_defaults() -> None:
+    least = {"density": 1.0, "noise_multiplier": 0.0, "smoothness": 0.0, "pictures": 1, "iterations": 1}
+    assert InversionSettings(**least).density == 1.0  # type: ignore[arg-type]
+    for name, wrong in (
+        *(("density", 0.0), ("noise_multiplier", -0.1), ("smoothness", -0.1), ("pictures", 0), ("iterations", 0)),
+        *(("clip_norm", 0.0), ("step", 0.0), ("density", 1.01)),
+    ):
+        with pytest.raises(ConfigError, match=f"expected .*{name.replace('_', '-')}"):
+            InversionSettings(**{**least, name: wrong})  # type: ignore[arg-type]
+    for wrong in ({"noise": 0.0}, {"pictures": 0}, {"density": 0.0}):
+        with pytest.raises(ConfigError, match=f"expected .*{next(iter(wrong))}"):
+            LinearSettings(**{"density": 1.0, "noise": 0.1, "pictures": 1, **wrong})  # type: ignore[arg-type]
+    for wrong in ({"canaries": 0}, {"phrases": 0}, {"insertions": -1}):
+        with pytest.raises(ConfigError, match=f"expected {next(iter(wrong))} of at least"):
+            canaries.CanarySettings(**{"canaries": 1, "phrases": 1, "insertions": 0, **wrong})
+    assert defaults_of(canaries.CanarySettings) == {"canaries": 1000, "insertions": 3, "phrases": 10_000}
+    assert defaults_of(LinearSettings) == {"dataset": "fashion-mnist-12k", "pictures": 16}
+    assert defaults_of(InversionSettings) == {
+        "clip-norm": 1.0,
+        "dataset": "fashion-mnist-12k",
+        "model": "dp-cnn-s",
+        "pictures": 8,
+        "iterations": 800,
+        "step": 0.1,
+        "smoothness": 0.1,
+    }
 
 
 def test_settings_are_checked() -> None:
@@ -205,6 +334,36 @@ def test_ranks_are_shares_of_less_likely_phrases() -> None:
     assert canaries.uniform_distance(np.full(100, 0.95)) == pytest.approx(9)
     assert canaries.uniform_distance((np.arange(100) + 0.5) / 100) == pytest.approx(0)
     assert canaries.exposure(np.array([0.99999, 0.0]), 1023) == pytest.approx((10 + 0) / 2)
+
+
+def test_ranks_are_by_the_likelihood_of_the_second_and_the_third_word() -> None:
+    rng = np.random.default_rng(4)
+    vectors = rng.standard_normal((9, 3))
+    phrases = canaries.random_phrases(6, 9, rng)
+
+    def logs(context: np.ndarray) -> np.ndarray:
+        likelihoods = np.exp(vectors @ context)
+        return np.log(likelihoods / likelihoods.sum())
+
+    for (a, b, c), found in zip(phrases, canaries.ranks(vectors, phrases, 40_000, rng), strict=True):
+        table = np.array([logs(vectors[a])[i] + logs((vectors[a] + vectors[i]) / 2) for i in range(9)])
+        below, same = (table < table[b, c] - 1e-9).mean(), (np.abs(table - table[b, c]) <= 1e-9).mean()
+        assert below - 0.01 < found < below + same + 0.01
+
+
+def test_canaries_need_records_of_a_word_a_neighbour_and_negatives() -> None:
+    words, phrase = words_dataset(), np.array([[7, 8, 9]])
+    few = Dataset(words.train_inputs[:, :3], words.train_targets, words.test_inputs, words.test_targets)
+    found = canaries.with_canaries(few, phrase, 50, 2, seed=1)
+    assert found.train_inputs[:, :2].max() == 39 and found.train_inputs.shape == (900, 3)
+    added = found.train_inputs[(found.train_inputs[:, 0] == 7) & (found.train_inputs[:, 1] == 8)]
+    assert len(added) >= 50 and set(added[:, 2].tolist()) >= {0.0, 1.0} and (added[:, 2] < 2).sum() >= 50
+    assert not (found.train_inputs[:600] == few.train_inputs).all(), "in a random order"
+    for inputs in (words.train_inputs[:, :2], words.train_inputs[:, :, None]):
+        with pytest.raises(ConfigError, match="expected records of a word"):
+            canaries.with_canaries(
+                Dataset(inputs, words.train_targets, inputs[:50], words.test_targets), phrase, 1, 2, seed=1
+            )
 
 
 def test_canaries_are_records_of_every_ordered_pair() -> None:
