@@ -4,6 +4,7 @@ import base64
 import re
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from common.datasets import Dataset
 from common.errors import ConfigError
 from simulations import cli
 from simulations.attacks import canaries, pictures
-from simulations.attacks.inversion import InversionSettings, _total_variation, invert_releases
+from simulations.attacks.inversion import Inversion, InversionSettings, _total_variation, invert_releases
 from simulations.attacks.linear import LinearSettings, attack_releases, bound, solve
 from simulations.attacks.page import data_uri, write_page
 from simulations.attacks.settings import as_mapping, defaults_of, parse_settings
@@ -26,7 +27,7 @@ from simulations.attacks.victim import Question, Release, Victim
 from simulations.experiments.definition import find, load
 from simulations.experiments.measures import MEASURES
 from simulations.experiments.results import Results
-from simulations.experiments.runner import RESULTS
+from simulations.experiments.runner import RESULTS, Task
 
 
 def _mse(density: float, noise: float, smoothness: float, clip_norm: float = 10.0) -> float:
@@ -240,6 +241,69 @@ def test_a_picture_in_the_page_is_a_png_of_its_values() -> None:
         chunks[kind], at = body, at + 12 + length
     assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (3, 2, 8, 0, 0, 0, 0)
     assert list(zlib.decompress(chunks[b"IDAT"])) == [0, 0, 128, 255, 0, 255, 0, 51]
+
+
+_ATTACK = f"""\
+title = "tiny"
+source = "none"
+measure = "inversion"
+metrics = ["mse", "psnr"]
+seeds = [4, 5]
+minutes = 1
+[settings]
+dataset = "{_TINY}"
+model = "linear:20-10"
+pictures = 3
+[grid.noise]
+none = {{ noise-multiplier = 0.0, clip-norm = 2.0 }}
+some = {{ noise-multiplier = 0.25, clip-norm = 2.0 }}
+free = {{ noise-multiplier = 0.25 }}
+[grid.density]
+few = {{ density = 0.1 }}
+all = {{ density = 1.0 }}
+"""
+
+
+def test_a_page_has_a_chart_for_each_figure_and_a_sheet_for_each_protection(tmp_path: Path) -> None:
+    path, page = tmp_path / "tiny.toml", tmp_path / "new" / "folder" / "page.html"
+    path.write_text(_ATTACK)
+    experiment = load(path)
+    by_name = {case.name: case for case in experiment.cases}
+    with Results(None) as results:
+        for name, seed, mse in (("none-few", 4, 0.25), ("none-few", 5, 0.75), ("some-all", 4, 0.125)):
+            results.keep(experiment, by_name[name], seed, {"mse": mse, "psnr": 7.0}, 1.0)
+        for name, seeds in (("none-few", (4, 5)), ("free-all", (4,))):  # the latter has no result
+            for seed in seeds:
+                values = np.linspace(0, 1, 10 * 20, dtype=np.float32).reshape(10, 5, 4)
+                Inversion(values, values[::-1] / seed).save(Task(experiment, by_name[name], seed).folder(tmp_path))
+        write_page(experiment, results, tmp_path, page)
+        text = page.read_text()
+        first = replace(experiment, seeds=(4,), quick=True)
+        with Results(None) as others:
+            others.keep(first, first.cases[0], 4, {"mse": 0.5}, 1.0)
+            write_page(first, others, tmp_path, page)
+            glance = page.read_text()
+    rows = re.findall(r"<tr><td>([^<]*)</td>" + r'<td class="number">([^<]*)</td>' * 3, text)
+    assert rows == [
+        ("neither clipping nor noise", "1", "-", "-"),
+        ("neither clipping nor noise", "0.1", "0.5000", "7.0"),
+        ("noise of std 0.5, clip norm 2", "1", "0.1250", "7.0"),
+        ("noise of std 0.5, clip norm 2", "0.1", "-", "-"),
+        ("noise of std 0.25", "1", "-", "-"),
+        ("noise of std 0.25", "0.1", "-", "-"),
+    ]
+    assert text.count("<svg") == 2 and text.count("bars: its standard error") == 2
+    assert text.count('class="error"') == 1 and text.count("<p>No pictures yet.</p>") == 2
+    assert [text.count(f'alt="{row}, picture ') for row in ("what the sites hold", "density 0.1", "density 1")] == [
+        8,
+        8,
+        0,
+    ]
+    shown = re.findall(r'alt="density 0.1, picture (\d)" [^>]* src="([^"]*)"', text)
+    values = np.linspace(0, 1, 200, dtype=np.float32).reshape(10, 5, 4)
+    assert shown == [(str(number), data_uri(values[10 - number] / 4)) for number in range(1, 9)]
+    assert "pictures of seed 4." in text and "badge" not in text.partition("<body")[2]
+    assert "a glance: 3 pictures, 1 seed<" in glance and "standard error" not in glance
 
 
 def test_the_command_writes_a_page_with_the_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
