@@ -1,15 +1,19 @@
 """Experiments: definitions, the resumable runner, and what is shown of it, on tiny real runs."""
 
+import argparse
 import io
 import itertools
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +26,15 @@ from common.models import initial_vector
 from server.methods import open_policy
 from server.planning import planned_history
 from simulations import cli
+from simulations.attacks.cli import add_attack
 from simulations.crew import Workers
 from simulations.experiments import definition, published
+from simulations.experiments.cli import add_experiments
 from simulations.experiments.definition import Experiment, PaperValue, load
 from simulations.experiments.drawing import drawing
-from simulations.experiments.masks import count_distribution, histograms, overlap
+from simulations.experiments.masks import FrozenCount, as_figures, count_distribution, histograms, overlap
 from simulations.experiments.masks import drawing as drawing_of_masks
-from simulations.experiments.measures import MEASURES
+from simulations.experiments.measures import MEASURES, _figures
 from simulations.experiments.metrics import METRICS
 from simulations.experiments.results import Results, estimate
 from simulations.experiments.runner import RESULTS, carry_out, tasks_of
@@ -567,6 +573,179 @@ def test_how_often_parameters_are_masked_out(tmp_path: Path) -> None:
     for wrong in ({"value-coding": "calibrated"}, {"rounds-per-epoch": 2}, {"private": False}):
         with pytest.raises(ConfigError, match="to see which parameters move"):
             measure.check({**settings, **wrong})
+
+
+def test_what_did_not_move_between_two_models_was_masked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = iter(np.array([[1, 1, 1], [2, 1, 1], [3, 2, 1], [4, 2, 1]], np.float32))
+    monkeypatch.setattr(
+        "simulations.experiments.masks.Checkpoint.load", lambda path: SimpleNamespace(model=next(models))
+    )
+    count = FrozenCount(tmp_path)
+    for event in ("run", "round", "round", "round", "other", "end"):
+        count.follow({"event": event, "density": 0.5})
+    assert count.counts is not None and count.counts.tolist() == [0, 2, 3] and count.densities == [0.5] * 3
+
+
+def test_the_drawing_of_masks_has_the_means_of_the_seeds() -> None:
+    one = as_figures(np.array([0.25, 0.75]), np.array([0.5, 0.5]))
+    assert one == {"masked_out_0": 0.25, "masked_out_1": 0.75, "random_masked_out_0": 0.5, "random_masked_out_1": 0.5}
+    other = as_figures(np.array([0.75, 0.25]), np.array([0.5, 0.5]))
+    drawn = drawing_of_masks({"a": [one, {"accuracy": 0.5}, other], "b": [one], "c": [{}]})
+    assert drawn is not None
+    tips = re.findall(r"<title>(.*?)</title>", drawn)[1:]
+    assert tips == [
+        f"{series}: {share}.0 % {times} times"
+        for series, shares in (
+            ("a", (50, 50)),
+            ("b", (25, 75)),
+            ("independent random masks", (50, 50)),
+        )
+        for times, share in enumerate(shares)
+    ]
+
+
+def test_a_figure_shows_what_the_paper_found_and_the_upper_half_of_a_small_span(tmp_path: Path) -> None:
+    papers = "[paper]\neps1-rs = { value = 50.0, sem = 1.0 }\neps8-rs = 60\n"
+    along = _TINY.replace("[quick]", '[chart]\nx = "epsilon"\n[quick]')
+    both = along.replace(papers, papers + "eps8-dense = 70\n")
+    drawings = []
+    for text, values in ((along, (0.5, 0.9)), (along, (0.4, 0.9)), (both, (0.5, 0.9)), (along, (0.45, 0.9))):
+        experiment = load(_file(tmp_path, text))
+        with Results(None) as results:
+            for case, value in zip(experiment.cases[2:], values, strict=True):
+                results.keep(experiment, case, 1, {"accuracy": value}, 1.0)
+            drawings.append(drawing(experiment, results) or "")
+    near, far, twice, half = drawings
+    assert "50.00 at epsilon 1" in near and "60.00 at epsilon 8" in near and "paper" in near
+    assert [one.count(">0<") for one in (near, far, half)] == [1, 2, 1], "from 0 but where all is in the upper half"
+    assert "60.00 at epsilon 8" not in twice, "two values at one place are no line"
+    assert "dense: 50.00 at epsilon 8" in near and near.count('class="point"') == 2 + 2
+    assert "test accuracy of the last model, % by epsilon." in near
+
+
+def test_the_tail_is_the_mean_of_the_last_five_evaluations_and_what_there_is_not_is_left_out(tmp_path: Path) -> None:
+    figures = MEASURES["run"].carry_out(
+        {**load(_file(tmp_path)).cases[3].settings, "rounds": 7}, 1, tmp_path / "some" / "run", lambda share: None
+    )
+    summary = load_run(tmp_path / "some" / "run")
+    accuracies = [one.accuracy for one in summary.rounds]
+    assert len(accuracies) == 7 and figures["tail_accuracy"] == pytest.approx(np.mean(accuracies[-5:]))  # type: ignore[arg-type]
+    assert figures["uplink_saving"] == summary.dense_uplink / summary.uplink > 1
+    assert (figures["uplink"], figures["downlink"]) == (summary.uplink, summary.downlink)
+    assert (figures["epsilon"], figures["accuracy"]) == (summary.epsilon, accuracies[-1])
+    assert {"loss", "seconds", "total_density"} <= figures.keys()
+    bare = _figures(replace(summary, rounds=[], accuracy=None, uplink=0, epsilon=None))
+    assert not bare.keys() & {"tail_accuracy", "accuracy", "uplink_saving", "epsilon"} and bare["uplink"] == 0
+
+
+def test_settings_that_change_nothing_are_no_part_of_what_a_result_depends_on(tmp_path: Path) -> None:
+    run, canaries = MEASURES["run"], MEASURES["canaries"]
+    identity = run.identity({"rounds": 3})
+    assert identity["rounds"] == 3 and not identity.keys() & {"name", "out", "resume", "seed"}
+    assert canaries.identity({"rounds": 3, "canaries": 5}) == {
+        **identity,
+        "canaries": 5,
+        "insertions": 3,
+        "phrases": 10_000,
+    }
+    assert canaries.defaults() == {**run.defaults(), "canaries": 1000, "insertions": 3, "phrases": 10_000}
+    for name in ("inversion", "linear"):
+        attack = MEASURES[name]
+        wanted = {"density": 0.5, "noise-multiplier": 0.0} if name == "inversion" else {"density": 0.5, "noise": 1.0}
+        assert attack.identity(wanted) == {**attack.defaults(), **wanted}
+        with pytest.raises(ConfigError, match="unknown setting 'rounds'"):
+            attack.check({**wanted, "rounds": 3})
+
+
+def test_the_commands_of_experiments_have_these_options(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_experiments(parser.add_subparsers())
+    add_attack(parser._actions[1])  # type: ignore[arg-type]
+    run = {"experiments": [], "out": Path("runs/experiments"), "quick": False, "published": False}
+    here = {"only": [], "jobs": 0, "ray_address": None, "in_process": False}
+    for words, expected in (
+        ("experiments list", {"quick": False}),
+        ("experiments list --quick", {"quick": True}),
+        ("experiments run", {**run, **here}),
+        (
+            "experiments run a --quick --published --only b c --jobs 2 --in-process",
+            {**run, **here, "experiments": ["a"], "quick": True, "published": True, "only": ["b", "c"], "jobs": 2}
+            | {"in_process": True},
+        ),
+        ("experiments show a b", {**run, "experiments": ["a", "b"]}),
+        ("experiments publish", {"experiments": [], "out": Path("runs/experiments"), "quick": False}),
+        ("attack linear", {**run, **here, "experiments": ["linear"]}),
+        (
+            "attack inversion --jobs 3 --in-process",
+            {**run, **here, "experiments": ["inversion"], "jobs": 3} | {"in_process": True},
+        ),
+    ):
+        options = vars(parser.parse_args(words.split()))
+        assert callable(options.pop("run")) and options == expected
+    for words in (
+        "experiments",
+        "attack",
+        "experiments list a",
+        "experiments publish --quick",
+        "experiments run --only",
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(words.split())
+
+
+def test_a_runner_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.experiments.runner.carry_out", stopped)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["experiments", "run", str(_file(tmp_path)), "--in-process", "--out", str(tmp_path)]) == 130
+    out = capsys.readouterr().out
+    assert out == "stopped; what is done stays done: the same command goes on from here\n"
+
+
+def test_notes_and_the_command_are_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _file(tmp_path)
+    with Results(None) as results:
+        show([Shown(load(path), results), Shown(load(path, quick=True), results)], ("do", "it"), Console(width=200))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("Tiny.") == 2
+    assert [line for line in lines if line.startswith("command: ")] == [
+        f"command: do it {path}",
+        f"command: do it {path} --quick",
+    ]
+    assert "three clusters (a glance, not the paper's setting)" in "\n".join(lines)
+    assert sum(line.endswith("seeds=0") for line in lines) == 2 * 5
+    bare = load(_file(tmp_path, _TINY.replace('notes = "Tiny."', "")))
+    with Results(None) as results:
+        show([Shown(bare, results)], ("do", "it"), Console(width=200))
+    assert not bare.notes and "Tiny" not in capsys.readouterr().out
+
+
+def test_how_many_at_a_time_is_0_or_more(tmp_path: Path) -> None:
+    assert cli.main(["experiments", "run", str(_file(tmp_path)), "--jobs", "-1", "--out", str(tmp_path)]) == 2
+
+
+def test_results_of_a_newer_version_are_refused_and_those_behind_fill_gaps(tmp_path: Path) -> None:
+    experiment = load(_file(tmp_path))
+    one, other = experiment.cases[:2]
+    with Results(tmp_path / "new" / RESULTS) as own, Results(None, own) as front:
+        own.keep(experiment, one, 1, {"accuracy": 0.25}, 2.0)
+        front.keep(experiment, other, 2, {"accuracy": 0.75}, 3.0)
+        assert [sorted(front.of(experiment, case)) for case in (one, other)] == [[1], [2]]
+        assert own.any_of(experiment) and own.find(experiment, other, 2) is None, "never written to"
+        found = front.find(experiment, one, 1)
+        assert found is not None and (found.figures, found.seconds) == ({"accuracy": 0.25}, 2.0)
+        assert abs(found.finished - time.time()) < 60 and found.version == metadata.version("fedsieve")
+    with sqlite3.connect(tmp_path / "new" / RESULTS) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (1,)
+        file.execute("PRAGMA user_version = 2")
+    with pytest.raises(RunFolderError, match="has version 2, this Fedsieve knows 1: use a newer one"):
+        Results(tmp_path / "new" / RESULTS)
+    infinite = estimate([1.0, float("inf")])
+    assert infinite is not None and infinite.sem is None and infinite.seeds == 2
 
 
 def test_the_histogram_of_masks_tells_random_ones_from_a_fixed_one() -> None:
