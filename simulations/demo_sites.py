@@ -118,7 +118,7 @@ def prepare(
         sites.append(site)
     deployment = DemoDeployment(folder, server, sites)
     deployment.test_set.parent.mkdir(parents=True)
-    deployment.runs.mkdir(parents=True)
+    deployment.runs.mkdir()
     _save(deployment.test_set, dataset.test_inputs, dataset.test_targets, dataset)
     return deployment
 

@@ -1,6 +1,8 @@
 """The demonstration of a deployment: its files, its containers and what it prints; SuperLink and Docker are made up."""
 
 import os
+import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,12 +74,26 @@ class Docker:
     asked: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, command: list[str], *, check: bool, capture_output: bool = False, text: bool = False, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         words = " ".join(command).removeprefix("docker compose ")
+        assert capture_output == words.startswith(("version", "exec", "ps", "logs")), "what is read is not shown"
+        assert not check, "a failure is told in our words"
         self.asked.append(words)
         self.environment = options.get("env", {})
-        text = self.log.read_text() if self.log and words.startswith("exec") else "printed"
-        return subprocess.CompletedProcess(command, int(words.startswith(self.fails)), text, "x" * 1000 + "last words")
+        printed = self.log.read_text() if self.log and words.startswith("exec") else "printed"
+        done = subprocess.CompletedProcess(command, int(words.startswith(self.fails)), "", "")
+        if text:
+            done.stdout, done.stderr = printed, "x" * 1000 + "last words"
+        return done
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture
@@ -164,11 +180,26 @@ def test_plain_processes_from_their_files_to_the_line_for_scripts(
     assert (said in out) == measured and any(line.startswith("the SuperLink's counters") for line in out)
 
 
+def test_a_folder_is_named_after_the_time_and_sigterm_ends_what_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(folder: Path, *given: Any, **named: Any) -> None:
+        assert named == {"hosts": ("superlink", "gate")}
+        raise DeploymentError(f"no room in {folder}")
+
+    monkeypatch.setattr(deploy_demo, "prepare", refuse)
+    monkeypatch.setattr(deploy_demo, "_PROJECT", tmp_path)
+    assert main(["local", *SETTINGS]) == 2
+    assert re.search(rf"no room in {tmp_path}/deployments/2\d{{7}}-\d{{6}}\n", capsys.readouterr().err)
+    with pytest.raises(SystemExit, match="143"):
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_containers_are_built_one_by_one_and_taken_down(
     docker: Docker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    link, folder = Link(online=[2]), tmp_path / "new"
-    monkeypatch.setattr(deploy_demo, "SuperLink", lambda address, ca: link)
+    link, folder, reached = Link(online=[2]), tmp_path / "new", list[Any]()
+    monkeypatch.setattr(deploy_demo, "SuperLink", lambda *given: reached.append(given) or link)
     assert main(["docker", *SETTINGS, "--folder", str(folder), "--no-shim-cost"]) == 0
     services = ("superlink", "node-1", "superexec", "site-1")
     assert docker.asked == [
@@ -180,6 +211,8 @@ def test_containers_are_built_one_by_one_and_taken_down(
     ]
     keys = [(folder / "keys" / name / "node.pub", name) for name in ("site-1", "site-2")]
     assert link.asked[:3] == [300, *keys]
+    control = f"127.0.0.1:{docker.environment['FEDSIEVE_CONTROL_PORT']}"
+    assert reached == [(control, folder / "keys" / "server" / "public" / "ca.crt")]
     places = {"out": "/state/runs", "dataset": "/test/test.npz", "server-key": "/keys/plan.key"}
     assert places.items() <= link.asked[3][1].items()
     assert "BAR accuracy=0.7740" in capsys.readouterr().out
@@ -199,11 +232,12 @@ def test_what_docker_cannot_do_is_told_and_what_runs_is_taken_down(
 
 def test_containers_are_told_the_folder_the_ports_and_the_user(docker: Docker, files: DemoDeployment) -> None:
     for count, profile in ((2, ""), (3, "four-sites")):
-        compose = Compose(replace(files, sites=files.sites[:count]), "trial")
+        first = replace(files.sites[0], declared_size=79)
+        compose = Compose(replace(files, sites=[first, *files.sites[1:count]]), "trial")
         assert compose.output("ps") == "printed" and docker.asked[-1] == "ps"
         told = docker.environment
         assert told["PATH"] == os.environ["PATH"] and told["FEDSIEVE_FOLDER"] == str(files.folder)
-        assert (told["FEDSIEVE_DECLARED_SIZE"], told["FEDSIEVE_UID"]) == ("80", "1234")
+        assert (told["FEDSIEVE_DECLARED_SIZE"], told["FEDSIEVE_UID"]) == ("79", "1234")
         assert told["FEDSIEVE_CONTROL_PORT"] == str(compose.control_port) != told["FEDSIEVE_PORT"]
         assert (told["COMPOSE_PROJECT_NAME"], told["COMPOSE_PROFILES"]) == ("trial", profile)
     docker.fails = "ps"
