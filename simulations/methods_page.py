@@ -16,7 +16,7 @@ _UPLOADS = {
 
 def print_table() -> None:
     """Print what each method does, uploads, protects and how it is accounted: a narrow screen breaks no name."""
-    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for method in METHODS.values():

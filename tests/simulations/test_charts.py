@@ -98,7 +98,7 @@ def test_the_key_of_a_poster_names_the_series_of_all_panels_and_cuts_none() -> N
 
     drawn = poster("title", "note", [chart("a"), chart("a", "b")])
     assert re.findall(r'class="note"[^>]*>([ab])<', drawn) == ["a", "b"]
-    for length, columns in ((10, 3), (30, 2), (50, 1)):
+    for length, columns in ((10, 3), (19, 3), (20, 2), (30, 2), (50, 1)):
         drawn = poster("title", "note", [chart(*("xyz"[n] * length for n in range(3)))])
         places = set(re.findall(r'class="note" x="([\d.]+)"[^>]*>(?:x+|y+|z+)<', drawn))
         assert len(places) == columns, length

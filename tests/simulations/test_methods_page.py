@@ -24,6 +24,11 @@ def test_the_table_names_every_method_with_its_upload_unit_and_paper(
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
     entries = {entry.split()[0]: entry for entry in re.split(r"\n(?=\S)", out)}
+    names = max(map(len, METHODS)) + 2
+    first, method = out.splitlines()[:4], next(iter(METHODS.values()))
+    assert first[0].rstrip() == method.name.ljust(names) + method.title
+    assert [line[:names].strip() for line in first[1:]] == [""] * 3 and first[3].strip() == ""
+    assert first[2].strip() == method.paper
     for name, method in METHODS.items():
         assert f"uploads {method.uploads};" in entries[name] and method.paper in entries[name]
         assert ("accounting: NOT PRIVATE" in entries[name]) == (not method.private)
@@ -46,9 +51,18 @@ def test_show_explains_one(name: str, capsys: pytest.CaptureFixture[str], monkey
     assert main(["methods", "show", name]) == 0
     out = capsys.readouterr().out
     assert METHODS[name].about in out and ("nobody: NOT PRIVATE" in out) == (not METHODS[name].private)
+    assert f"\naccounting  {METHODS[name].accounting if METHODS[name].private else 'NOT PRIVATE'}\n" in out
     code = next(line for line in out.splitlines() if line.startswith("code"))
     for path in code.removeprefix("code").split(","):
         assert Path(path.strip()).exists()
+
+
+def test_facts_are_not_broken_where_the_screen_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["methods", "show", "dense"]) == 0
+    assert f"\npaper       {METHODS['dense'].paper}\n" in capsys.readouterr().out
 
 
 def test_an_unknown_method_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +144,23 @@ def test_nothing_synthetic_for_targets_that_are_no_classes() -> None:
 def test_suggest_weighs_the_noise_of_records_alone(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="weighs the noise of a private run per record"):
         suggest(small_config(tmp_path, **changes), None)
+
+
+def test_a_suggestion_is_the_least_of_the_bound_with_these_settings(tmp_path: Path) -> None:
+    config = small_config(tmp_path, noise_multiplier=30.0, epsilon=1e4, clip_norm=0.8, sites=4, cohort=2, rounds=3)
+    seen = probe(config, synthetic_like(small_dataset(), config.seed))
+    batch, steps = config.sampling_rate * 240 / 4 * 2**0.5, 3 * config.steps_per_round
+    # Of a cohort drawn at random a site may be in every round: so many steps are planned for it.
+    settings = {"clip_norm": 0.8, "noise_multiplier": 30.0, "learning_rate": config.learning_rate}
+    clip_term, noise_term = bound_terms(seen, parameters=131, batch=batch, steps=steps, **settings)
+    text = suggest(config, None)
+    assert text.startswith(f"final-density {optimal_density(clip_term, noise_term):.3g}   minimises")
+    assert f"  loss and clipping   {clip_term:.4g}\n" in text
+    assert f"  noise               {noise_term:.4g}   z 30, 131 parameters, batch {batch:.4g}\n" in text
+    assert f"G = {seen.smoothness:.4g}, how" in text and f"fall of the loss by {seen.loss_drop:.4g} (here" in text
+    assert f"  {steps} steps) are those of a probing run of 30 clipped steps" in text
+    assert "All sites have 60 records; the mean over a cohort of 2 is" in text
+    assert "(clip-norm, server-momentum) (0.8, 0), (0.4, 0.5), (0.08, 0.9), (0.008, 0.99)\n" in text
 
 
 def test_suggest_says_what_it_assumes_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,12 @@ def test_a_dense_price_far_above_the_bars_is_told_not_drawn(tmp_path: Path) -> N
     chart = charts_of(tmp_path, write_log(tmp_path / "run", start_event(), rounds, end_event(2)))["Uplink per round"]
     assert 'class="level c0"' not in chart and "Dashed" not in chart
     assert "would be 42 kB a round: 10 times the height of this chart" in chart
+    for price, drawn in ((12_600, True), (12_601, False)):
+        rounds = [round_event(1, dense_uplink=price)]
+        folder = write_log(tmp_path / str(price), start_event(), rounds, end_event(1))
+        assert ('class="level c0"' in charts_of(tmp_path, folder)["Uplink per round"]) == drawn, (
+            "three times is the most"
+        )
 
 
 def test_density_tells_the_mask_schedule(tmp_path: Path) -> None:
