@@ -66,7 +66,7 @@ def serve(folders: Sequence[Path], port: int) -> int:
     with live_server(folders, port) as server:
         waiting = [str(folder) for folder in folders if not _has_begun(folder)]
         for folder in waiting:
-            print(f"{folder} has no run yet: the page waits for it", flush=True)
+            print(f"{folder} has no run yet: the page waits for it")
         print(f"watch {', '.join(map(str, folders))} at http://{HOST}:{server.server_port}/ (Ctrl-C ends)", flush=True)
         # Also where a shell has put us into the background, and for whoever stops us by SIGTERM.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -74,7 +74,7 @@ def serve(folders: Sequence[Path], port: int) -> int:
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
-            print("\nstopped watching; the run itself goes on", flush=True)
+            print("\nstopped watching; the run itself goes on")
     return 0
 
 

@@ -1,11 +1,14 @@
 """The live view over HTTP: right page, right time, and for this machine alone."""
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -77,6 +80,27 @@ def test_several_runs_are_compared_live(tmp_path: Path) -> None:
         page = get(url)[1]
     assert status_of(page) == "Live: 1 of 2 runs have ended." and "2 runs compared" in page
 
+    write_log(tmp_path / "three", start_event(name="three"), [round_event(1)], end_event(1))
+    with served(one, tmp_path / "three") as url:
+        assert status_of(get(url)[1]) == "All 2 runs have ended."
+
+
+def test_the_page_says_when_its_log_changed_and_is_for_no_frame_and_no_cache(tmp_path: Path) -> None:
+    one, two = finished_run(tmp_path / "one"), finished_run(tmp_path / "two")
+    os.utime(one / "run.jsonl", (1000, 1000))
+    os.utime(two / "run.jsonl", (2000, 2000))
+    with served(one, two) as url, urlopen(url) as answer:
+        headers, page = dict(answer.headers), answer.read()
+        with pytest.raises(HTTPError) as missing:
+            urlopen(f"{url}missing")
+    assert b'data-changed="2000"' in page and b'class="live ended"' in page
+    assert re.fullmatch('"[0-9a-f]{32}"', headers["ETag"]) and headers["Content-Length"] == str(len(page))
+    assert headers["Content-Type"] == "text/html; charset=utf-8" and headers["Cache-Control"] == "no-store"
+    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert missing.value.headers["Content-Type"] == "text/plain; charset=utf-8" and "ETag" not in missing.value.headers
+    missing.value.close()
+
 
 def test_only_this_machine_and_only_this_page(tmp_path: Path) -> None:
     with served(finished_run(tmp_path / "run")) as url:
@@ -90,14 +114,22 @@ def test_only_this_machine_and_only_this_page(tmp_path: Path) -> None:
             pytest.fail("it listens on other addresses too")
 
 
-def test_bad_input_is_refused_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_with_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(RunFolderError, match="file is a file: expected the folder of a run"):
         live_server([tmp_path / "file"], 0)
     with pytest.raises(ConfigError, match=r"expected a port from 0 .* to 65535, got 70000"):
         live_server([tmp_path], 70_000)
+    for port in (-1, 65_536):
+        with pytest.raises(ConfigError, match="expected a port"):
+            live_server([tmp_path], port)
     with live_server([tmp_path], 0) as taken:
         assert main(["watch", str(tmp_path), "--port", str(taken.server_port)]) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr("simulations.report.live.ThreadingHTTPServer", lambda address, handler: address)
+        assert live_server([tmp_path], 65_535) == ("127.0.0.1", 65_535)
     error = capsys.readouterr().err
     assert f"cannot listen on 127.0.0.1:{taken.server_port}" in error and "--port 0" in error
 
