@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
@@ -187,7 +188,9 @@ def test_an_actor_answers_in_bunches_as_time_passes(monkeypatch: pytest.MonkeyPa
 
 def test_sites_are_numbered_from_0_and_own_their_share(tmp_path: Any) -> None:
     config = small_config(tmp_path, sites=3)
+    torch.set_num_threads(2)
     whole = sites.SimulatedSites.of(config, 3, small_dataset())
+    assert torch.get_num_threads() == 1, "sums do not depend on the machine's cores"
     assert whole.sizes == [80, 80, 80] and whole.site(0).declared_size == whole.site(2).declared_size == 80
     for number in (-1, 3):
         with pytest.raises(FederationError, match=f"expected a site number from 0 to 2, got {number}"):
