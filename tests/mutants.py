@@ -38,6 +38,7 @@ class Mutant:
     killer: str
 
 
+_DEPLOYMENT = "tests/deployment"
 _CLAIMS = "tests/simulations/test_claims.py"
 _NETWORKS = "tests/simulations/test_models_and_data.py::test_other_peoples_networks_train_unchanged"
 _REFUSED = "tests/client/test_clipping.py::test_models_that_cannot_be_clipped_are_refused_by_name"
@@ -510,6 +511,84 @@ MUTANTS = (
         "server/checkpoint.py",
         (('if facts.pop("format") != _FORMAT:', 'if facts.pop("format") > _FORMAT:'),),
         _VERSIONS,
+    ),
+    Mutant(
+        "waiting that nobody ends",
+        "deployment/processes.py",
+        (("if ended or time.monotonic() >= deadline:", "if ended:"),),
+        f"{_DEPLOYMENT}/test_processes.py::TestWaiting::test_it_ends_in_time_with_the_end_of_the_log",
+    ),
+    Mutant(
+        "waiting for a process that has ended",
+        "deployment/processes.py",
+        (("ended = process.starts > starts or not process.runs", "ended = False"),),
+        f"{_DEPLOYMENT}/test_processes.py::TestWaiting::test_it_ends_when_the_process_does",
+    ),
+    Mutant(
+        "a stranger's server taken for the gate",
+        "deployment/processes.py",
+        (("verify=trust, trust_env=False", "verify=False, trust_env=False"),),
+        f"{_DEPLOYMENT}/test_processes.py::TestPorts::test_the_gate_answers_once_it_has_found_the_superlink_and_nobody_in_its_place",
+    ),
+    Mutant(
+        "a stranger's server taken for the SuperLink",
+        "deployment/superlink.py",
+        (("kind = DeploymentError if wrong_ca else LinkUnreachable", "kind = LinkUnreachable"),),
+        f"{_DEPLOYMENT}/test_processes.py::TestPorts::test_a_strangers_server_is_not_taken_for_ours",
+    ),
+    Mutant(
+        "a lost ServerApp begun anew",
+        "deployment/superlink.py",
+        (('again = {"restart": True}', "again = {}"),),
+        f"{_DEPLOYMENT}/test_superlink.py::test_a_run_that_lost_its_server_app_is_submitted_again_with_restart",
+    ),
+    Mutant(
+        "a warm helper that dies unnoticed",
+        "deployment/warm_node.py",
+        (("signal.signal(signal.SIGINT, signal.SIG_IGN)", "signal.signal(signal.SIG_IGN, signal.SIGINT)"),),
+        f"{_DEPLOYMENT}/test_warm_node.py::test_the_helper_serves_and_the_slow_way_is_not_gone",
+    ),
+    Mutant(
+        "a gate that buffers whole replies",
+        "deployment/gate.py",
+        (("client.send(asked, stream=True)", "client.send(asked)"),),
+        f"{_DEPLOYMENT}/test_gate.py::test_an_answer_is_handed_on_as_it_comes",
+    ),
+    Mutant(
+        "cookies shared at the gate",
+        "deployment/gate.py",
+        ((", cookies=no_cookies", ""),),
+        f"{_DEPLOYMENT}/test_gate.py::test_flowers_own_headers_and_those_of_the_body_are_handed_on_and_no_others",
+    ),
+    Mutant(
+        "the logs of any run",
+        "deployment/cli.py",
+        (("run_id = runs[0].run_id", "run_id = runs[-1].run_id"),),
+        f"{_DEPLOYMENT}/test_cli.py::test_logs_are_of_the_run_that_is_named_or_of_the_latest",
+    ),
+    Mutant(
+        "self-check on tokens and classes that are all alike",
+        "client/clipping/self_check.py",
+        (("for below in (2, 1):", "for below in (1,):"),),
+        "tests/client/test_clipping.py::test_what_a_sites_made_up_records_show",
+    ),
+    Mutant(
+        "self-check that looks past buffers",
+        "client/clipping/self_check.py",
+        (("_require_untouched_buffers(model, records[0])", "pass"),),
+        "tests/client/test_clipping.py::test_what_a_sites_made_up_records_show",
+    ),
+    Mutant(
+        "dropout found to be drawn anew after the charge",
+        "client/clipping/self_check.py",
+        (("    engines = [(kept,", "    with _without_dropout(model.module):\n     engines = [(kept,"),),
+        "tests/client/test_clipping.py::test_dropout_in_a_layer_that_is_redone_is_refused_by_the_check",
+    ),
+    Mutant(
+        "channels last under strided convolutions of 1 x 1",
+        "common/models.py",
+        (("not self._has_shortcuts() and self._passes(made_up)", "self._passes(made_up)"),),
+        "tests/common/test_models.py::test_pictures_have_their_channels_last_but_for_shortcuts",
     ),
 )
 
