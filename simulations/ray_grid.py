@@ -192,13 +192,13 @@ def start_ray(address: str | None) -> bool:
     asked = address or os.environ.get("RAY_ADDRESS") or "local"
     # Never None: Ray would then join what its note of the last cluster names, dead or somebody else's.
     found = asked if asked == "local" else _cluster_at(asked, "--ray-address" if address else "RAY_ADDRESS")
-    for tries_left in (2, 1, 0):
+    for last in (False, False, True):
         try:
             ray.init(address=found, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
             break
         except Exception as error:
             # Ray gives its own processes 30 seconds to start, which is too little on a busy machine.
-            if "timed out" not in str(error).lower() or not tries_left:
+            if "timed out" not in str(error).lower() or last:
                 raise
             ray.shutdown()
     return True

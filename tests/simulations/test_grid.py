@@ -1,5 +1,7 @@
 """Grids of simulated sites without Ray's processes: numbers of nodes and messages, streams of replies, dead actors."""
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +11,10 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from common.errors import FederationError
+from common.errors import ConfigError, FederationError
 from simulations import ray_grid, sites
 from simulations.grid import InProcessGrid, site_of
-from simulations.ray_grid import RayGrid, SiteActor
+from simulations.ray_grid import RayGrid, SiteActor, _cluster_at
 from tests.support import small_config, small_dataset
 
 NODES = [1000, 1001, 1002]
@@ -54,7 +56,7 @@ class Actor:
     """Stands for an actor: answers what it is asked, in bunches of two, until it dies."""
 
     def __init__(self, lives: int) -> None:
-        self.lives, self.given = lives, 0
+        self.lives, self.given, self.asked = lives, 0, 0
         self.answer = self
         self.where = SimpleNamespace(remote=lambda: f"node of {lives}")
 
@@ -64,6 +66,7 @@ class Actor:
 
     def remote(self, content: RecordDict, envelopes: list[Any]) -> Iterator[list[Message]]:
         self.given += 1
+        self.asked += len(envelopes)
         for start in range(0, len(envelopes), 2):
             if self.lives == 0:
                 raise ray_grid.RayActorError
@@ -129,13 +132,14 @@ def grid_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., tup
 
 
 def test_replies_come_in_bunches_and_what_a_dead_actor_owed_is_asked_again(grid_of: Any) -> None:
-    grid, fake = grid_of(9, 1, 9, gpus_per_actor=0.25)
+    grid, fake = grid_of(1, 9, 9, gpus_per_actor=0.25)
     assert fake.options == {"num_cpus": 1.0, "num_gpus": 0.25, "scheduling_strategy": "SPREAD"}
-    assert grid.actor_nodes == ["node of 9", "node of 1"]
+    assert grid.actor_nodes == ["node of 1", "node of 9"]
     replies = grid.send_and_receive(messages(grid, [1000, 1001, 1002, 1003, 1004]), timeout=50.0)
     assert [reply.metadata.reply_to_message_id for reply in replies] == [f"{n:064x}" for n in range(1, 6)]
     assert not any(reply.has_error() for reply in replies) and fake.killed == []
 
+    assert [actor.asked for actor in fake.started] == [3, 2, 1]
     assert fake.waited == [max(0.0, 50.0 - 2 * n) for n in range(len(fake.waited))]
 
 
@@ -184,6 +188,27 @@ def test_an_actor_answers_in_bunches_as_time_passes(monkeypatch: pytest.MonkeyPa
     asked = messages(InProcessGrid(answer, 3, {}), [1, 2, 3, 4, 5])  # type: ignore[arg-type]
     assert list(actor.answer(RecordDict(), [one.metadata for one in asked])) == [[1, 2], [3, 4], [5]]
     assert list(actor.answer(RecordDict(), [one.metadata for one in asked[:2]])) == [[1, 2]]
+
+
+def test_another_process_joins_a_cluster_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = subprocess.CompletedProcess([], 0, "words of Ray h:1\n")
+    asked: list[list[str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], capture_output: bool, text: bool) -> Any:
+        assert "RAY_ADDRESS" not in env and env["PATH"] == os.environ["PATH"] and capture_output and text
+        asked.append(command[-2:])
+        return said
+
+    monkeypatch.setattr(ray_grid, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    assert _cluster_at("auto", "RAY_ADDRESS") == "h:1"
+    for printed, reason in ((" nobody there.\n", "nobody there"), ("", "it does not answer within 30 s")):
+        said = subprocess.CompletedProcess([], 1, printed)
+        with pytest.raises(ConfigError, match=rf"can join: {reason}\. Start one"):
+            _cluster_at("a:1", "--ray-address")
+    assert asked == [["auto", "30"], ["a:1", "30"], ["a:1", "30"]]
+    with pytest.raises(ConfigError, match="a ray:// address needs Ray's client"):
+        _cluster_at("ray://a:1", "--ray-address")
 
 
 def test_sites_are_numbered_from_0_and_own_their_share(tmp_path: Any) -> None:
