@@ -157,6 +157,7 @@ def test_after_a_deadline_busy_actors_are_replaced(grid_of: Any) -> None:
     assert fake.killed == fake.started[:2] and len(fake.started) == 4 and fake.waited == [1.0, 0.0]
     fake.late = False
     assert len(grid.send_and_receive(messages(grid, [1000]))) == 1 and len(fake.started) == 4
+    assert [actor.given for actor in fake.started] == [0, 0, 1, 0], "nobody waits for the replaced ones"
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -49,6 +49,9 @@ def test_actors_share_the_cpus_and_gpus_that_there_are(
     if gpus:
         with pytest.raises(ConfigError, match=r"3 actors with 0.5 GPUs each need more than the 1 GPUs"):
             _resources(3, 5, gpus)
+        monkeypatch.setattr(ray, "cluster_resources", dict)
+        with pytest.raises(ConfigError, match=r"1 actors with 0.5 GPUs each need more than the 0 GPUs"):
+            _resources(1, 5, gpus)
 
 
 def rejections(folder: Path) -> list[str]:
@@ -168,12 +171,13 @@ def test_a_cluster_is_looked_for_only_where_one_is_asked_for(
 ) -> None:
     looked, started = [], []
     monkeypatch.setattr("simulations.ray_grid._cluster_at", lambda *asked: looked.append(asked) or "found:1")
-    monkeypatch.setattr(ray, "init", lambda address, **options: started.append(address))
+    monkeypatch.setattr(ray, "init", lambda address, **options: started.append((address, options)))
     if environment is not None:
         monkeypatch.setenv("RAY_ADDRESS", environment)
     assert start_ray(option)
     assert looked == [asked] * (asked is not None)
-    assert started == ["found:1" if asked else "local"]
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    assert started == [("found:1" if asked else "local", quiet)]
 
 
 @pytest.mark.parametrize(("slow", "tries"), [(0, 1), (2, 3), (3, 3)])
