@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import logging
+import os
 import signal
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,11 +126,16 @@ def test_a_daemon_serves_until_it_is_told_to_stop(
 
         def start(self) -> None:
             did.append("start")
-            signal.raise_signal(number)
+            telling.start()
 
         def stop(self) -> None:
             did.append("stop")
 
+    def tell() -> None:
+        did.append("told")
+        os.kill(os.getpid(), number)
+
+    telling = threading.Timer(0.2, tell)
     monkeypatch.setattr("client.service.Daemon", Daemon)
     monkeypatch.setattr("client.memory.keep_freed_memory", lambda: did.append("memory"))
     monkeypatch.setattr(logging, "basicConfig", lambda **given: did.append(f"{given['level']} {given['force']}"))
@@ -142,10 +149,11 @@ def test_a_daemon_serves_until_it_is_told_to_stop(
     handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert main(["site", "serve", *files, "--listen", "h:1", "--threads", "3", *ADDRESS]) == 0
+        telling.join()
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)
-    assert did == ["20 True", "memory", "start", "stop"]
+    assert did == ["20 True", "memory", "start", "told", "stop"]
     site, guard, access, threads = made
     assert (access, threads) == (ACCESS, 3) and guard.policy.models == (SMALL_MODEL,)
     assert site.declared_size == 200
