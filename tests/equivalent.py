@@ -1,4 +1,5 @@
 """Random mutants (tests/random_mutants.py) that nobody can tell from the product: file, line and change, and why."""
+# ruff: noqa: E501 - lines of the product as they stand there
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -110,4 +111,175 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("server/strategy.py", "seconds=round(seconds, 3),", "3 -> 4"): "digits of a time that no test knows",
     ("server/strategy.py", "timeout: float = 3600,", "3600 -> 3601"): "Flower's default: we always say how long",
     ("simulations/partition.py", "weights = 1 / np.arange(1, sites + 1)", "1 -> 2"): "weights are divided by their sum",
+    (
+        "deployment/counters.py",
+        "answers = [_message(Introduction(site, size, simulated=False).to_content(), reply=True) for site, size in declared]",
+        "False -> True",
+    ): "as long as the original when it is serialised",
+    (
+        "deployment/counters.py",
+        "answers = [_message(Introduction(site, size, simulated=False).to_content(), reply=True) for site, size in declared]",
+        "site, size -> size, site",
+    ): "as long as the original when it is serialised",
+    (
+        "deployment/warm_node.py",
+        "with contextlib.suppress(OSError, ValueError), listener.accept()[0] as asker:",
+        "OSError, ValueError -> ValueError, OSError",
+    ): "order means nothing there",
+    (
+        "server/messages.py",
+        "_PATIENCE = 90.0  # seconds for a node to come back that went away in the middle of a round",
+        "90.0 -> 180.0",
+    ): "how long is waited, not what for",
+    (
+        "simulations/attacks/canaries.py",
+        'require_at_least(self, 1, "canaries", "phrases")',
+        '"canaries", "phrases" -> "phrases", "canaries"',
+    ): "which of two wrong settings is named first",
+    (
+        "simulations/attacks/inversion.py",
+        "for number, (picture, target) in enumerate(zip(originals, targets, strict=True), start=1)",
+        "1 -> 2",
+    ): "other masks and noise of the same kind",
+    (
+        "simulations/attacks/inversion.py",
+        'require_above_zero(self, "density", "clip_norm", "step")',
+        '"density", "clip_norm" -> "clip_norm", "density"',
+    ): "which of two wrong settings is named first",
+    (
+        "simulations/attacks/inversion.py",
+        'require_at_least(self, 0.0, "noise_multiplier", "smoothness")',
+        '"noise_multiplier", "smoothness" -> "smoothness", "noise_multiplier"',
+    ): "which of two wrong settings is named first",
+    (
+        "simulations/attacks/inversion.py",
+        'require_at_least(self, 1, "pictures", "iterations")',
+        '"pictures", "iterations" -> "iterations", "pictures"',
+    ): "which of two wrong settings is named first",
+    ("simulations/attacks/inversion.py", "torch.set_num_threads(1)", "1 -> 2"): "speed alone",
+    ("simulations/attacks/inversion.py", "torch.set_num_threads(1)", "torch.set_num_threads(1) -> pass"): "speed alone",
+    ("simulations/attacks/victim.py", "grid=0.5,", "0.5 -> 1.0"): "f32 values have no grid",
+    ("simulations/attacks/victim.py", "model_step=0.0,", "0.0 -> 1.0"): "the model is sent as f32, without a grid",
+    ("simulations/attacks/victim.py", "model_version=0,", "0 -> 1"): "a victim has one model",
+    ("simulations/attacks/victim.py", "physical_batch_size=1,", "1 -> 2"): "there is one record",
+    (
+        "simulations/attacks/victim.py",
+        "self._site = Site(data, SeededRandomness(seed, 0), workbench)",
+        "0 -> 1",
+    ): "other noise of the same kind",
+    (
+        "simulations/audit.py",
+        "certain = guesses / canaries * (1 + 1e-12)  # where the p_k add up to 1",
+        "1e-12 -> 2e-12",
+    ): "room for rounding",
+    (
+        "simulations/audit.py",
+        "finite = np.array([claim for claim in claims if claim[0] < 700])  # e^epsilon fits a double; more claims nothing",
+        "700 -> 701",
+    ): "more claims nothing",
+    (
+        "simulations/audit.py",
+        "finite = np.array([claim for claim in claims if claim[0] < 700])  # e^epsilon fits a double; more claims nothing",
+        "claim[0] < 700 -> claim[0] <= 700",
+    ): "more claims nothing",
+    ("simulations/audit.py", "for _ in range(20):", "20 -> 21"): "one halving more",
+    ("simulations/audit_plan.py", '"physical-batch-size": 4096,', "4096 -> 4097"): "the same sums in other batches",
+    (
+        "simulations/canaries.py",
+        "_LOUD = 100.0  # a canary's gradient over the clip norm: it is clipped, or the clip is broken",
+        "100.0 -> 200.0",
+    ): "clipped either way",
+    (
+        "simulations/canaries.py",
+        "_OTHERS = 30  # records of a measured site besides the canary: without it, nearly every sample has one of them",
+        "30 -> 31",
+    ): "nearly every sample has one of them either way",
+    (
+        "simulations/canaries.py",
+        "inputs = (inputs * _LOUD * config.entry_bound).astype(np.float32)",
+        "inputs * _LOUD * config.entry_bound -> inputs * _LOUD / config.entry_bound",
+    ): "far beyond the bound either way",
+    ("simulations/canaries.py", "model_step=0.0,", "0.0 -> 1.0"): "the model is sent as f32, without a grid",
+    ("simulations/canaries.py", "model_step=0.0,", "0.0 -> 1.0 (number 2)"): "the model is sent as f32, without a grid",
+    ("simulations/canaries.py", "model_version=0,", "0 -> 1"): "an audit has one model",
+    ("simulations/canaries.py", "model_version=0,", "0 -> 1 (number 2)"): "an audit has one model",
+    ("simulations/canaries.py", "physical_batch_size=4096,", "4096 -> 4097"): "a site has one record",
+    (
+        "simulations/crew.py",
+        "ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)",
+        "1.0 -> 2.0",
+    ): "how often the display is refreshed",
+    ("simulations/datasets.py", "while block := file.read(1 << 20):", "1 -> 2"): "speed alone",
+    ("simulations/datasets.py", "while block := file.read(1 << 20):", "20 -> 21"): "speed alone",
+    (
+        "simulations/datasets.py",
+        'with urllib.request.urlopen(address, timeout=60) as response, target.open("wb") as file:',
+        "60 -> 61",
+    ): "how long is waited, not what for",
+    (
+        "simulations/experiments/measures.py",
+        '_run_config(settings, 1, Path("runs/check"))',
+        "1 -> 2",
+    ): "any seed shows whether settings fit",
+    (
+        "simulations/experiments/measures.py",
+        'config = _run_config(settings, 1, Path("runs/check"))',
+        "1 -> 2",
+    ): "any seed shows whether settings fit",
+    (
+        "simulations/experiments/measures.py",
+        'mapping = _run_config(settings, 1, Path("runs/check")).to_mapping()',
+        "1 -> 2",
+    ): "the seed is left out of the mapping",
+    (
+        "simulations/experiments/results.py",
+        "settings, figures = (json.dumps(one, sort_keys=True) for one in (result.settings, result.figures))",
+        "True -> False",
+    ): "they are read back by key",
+    ("simulations/experiments/show.py", "_WIDEST = 10_000", "10_000 -> 10001"): "wider than any table either way",
+    (
+        "simulations/many_runs.py",
+        "BarColumn(bar_width=8),  # with its texts it fits 80 columns",
+        "8 -> 9",
+    ): "a character",
+    (
+        "simulations/ray_grid.py",
+        "if time.monotonic() - since > _STREAM_EVERY:",
+        "time.monotonic() - since > _STREAM_EVERY -> time.monotonic() - since >= _STREAM_EVERY",
+    ): "a moment of a clock",
+    (
+        "simulations/report/live.py",
+        "_IDLE_SECONDS = 30.0  # of a connection that asks nothing, after which its thread ends",
+        "30.0 -> 60.0",
+    ): "how long is waited, not what for",
+    (
+        "simulations/report/live.py",
+        "server.serve_forever(poll_interval=0.1)",
+        "0.1 -> 0.2",
+    ): "how long is waited, not what for",
+    (
+        "simulations/report/svg.py",
+        "heights = [_height(point) + sign * point.error for point in all_points for sign in (-1, 1)]",
+        "_height(point) + sign * point.error -> _height(point) - sign * point.error",
+    ): "both signs are taken, in whatever order",
+    (
+        "simulations/report/words.py",
+        'return f"1 in {cases:,}" if cases and abs(probability * cases - 1) < 1e-6 else f"{probability:g}"',
+        "abs(probability * cases - 1) < 1e-6 -> abs(probability * cases - 1) <= 1e-06",
+    ): "a tolerance that no number meets exactly",
+    (
+        "simulations/report/words.py",
+        'return f"{ratio:.3g}x less than dense" if ratio > 1 else f"{1 / ratio:.3g}x more than dense"',
+        "ratio > 1 -> ratio >= 1",
+    ): "1 has been answered the line before",
+    (
+        "simulations/seeded.py",
+        "return np.flatnonzero(self.sampling.random(size) < sampling_rate).astype(np.int64, copy=False)",
+        "self.sampling.random(size) < sampling_rate -> self.sampling.random(size) <= sampling_rate",
+    ): "a draw equals the rate with a chance of 2^-53",
+    (
+        "simulations/sites.py",
+        "self._workbench = Workbench(config.device, shelf_size=8)",
+        "8 -> 9",
+    ): "memory and speed alone",
 }
