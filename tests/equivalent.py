@@ -127,11 +127,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "OSError, ValueError -> ValueError, OSError",
     ): "order means nothing there",
     (
-        "server/messages.py",
-        "_PATIENCE = 90.0  # seconds for a node to come back that went away in the middle of a round",
-        "90.0 -> 180.0",
-    ): "how long is waited, not what for",
-    (
         "simulations/attacks/canaries.py",
         'require_at_least(self, 1, "canaries", "phrases")',
         '"canaries", "phrases" -> "phrases", "canaries"',
