@@ -21,6 +21,8 @@ def test_the_matrix_is_the_same_on_every_machine() -> None:
     assert hashlib.sha256(columns.astype("<f4").tobytes()).hexdigest()[:16] == "d750f03dd41fcf3a"
     assert not np.array_equal(columns, Measurement(7, 3, 50, 12, 3).columns())
     assert not columns.flags.writeable  # it is shared
+    large = Measurement(seed=7, epoch=2, size=700, rows=100, sparsity=3).columns()  # more than a block of entries
+    assert hashlib.sha256(large.astype("<f4").tobytes()).hexdigest()[:16] == "46040a819f228ec7"
 
 
 def test_the_entries_are_normal() -> None:

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import WireError
-from common.indices import decode_indices, encode_indices, index_entropy_bits
+from common.indices import _bits, decode_indices, encode_indices, index_entropy_bits
 from common.mask import Indices
 
 LARGEST = 2**32 - 1
@@ -92,6 +92,11 @@ def test_a_random_subset_costs_little_more_than_its_entropy(density: float, boun
     kept = round(size * (1 - density if dropped else density))
     coded = 8 * len(encode_indices(random_subset(size, kept), size))
     assert 1 < coded / index_entropy_bits(size, kept) < bound
+
+
+def test_the_bits_of_a_width_are_counted() -> None:
+    gaps = np.array([0, 1, 5, 12], np.uint32)
+    assert [_bits(gaps, width) for width in range(5)] == [4 + 18, 8 + 8, 12 + 4, 16 + 1, 20]
 
 
 @given(subsets())

@@ -214,6 +214,22 @@ def test_the_papers_own_number_and_what_its_noise_really_costs() -> None:
     assert chosen.how.published_epsilon(replace(chosen, select_per="round"), steps, size, 1e-5) is None
 
 
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [
+        ("select-sparse-vector", 0.1 * math.sqrt(8 * 4 * math.log(200_000)) / 0.95),
+        ("select-exponential", 0.1 * math.sqrt(2 * 4 * math.log(100_000))),
+        ("select-random", 0.0),
+    ],
+)
+def test_what_a_choice_costs_as_published(method: str, epsilon: float) -> None:
+    plan = _plan(method, 100, mask_kept=4)
+    assert isinstance(plan.how, Selecting)
+    assert plan.how.published_selection_epsilon(plan, 1e-5) == pytest.approx(epsilon)
+    hopeless = replace(plan, noise_multiplier=1e-6)
+    assert hopeless.how.published_epsilon(hopeless, 1, 10, 1e-5) == math.inf
+
+
 def test_the_published_epsilon_of_compressive_is_that_of_one_iteration() -> None:
     plan = _plan("compressive", 21, mask_kept=5, measurements=20, noise_multiplier=2.0)
     published = plan.how.published_epsilon(plan, 1000, 100, 1e-5)
