@@ -121,7 +121,6 @@ def running(here: Path, *, beside: bool = True) -> Iterator[Node]:
         "PATH": f"{others}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "PYTHONPATH": f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "PYTHONUNBUFFERED": "",
-        "TMPDIR": str(here),
     }
     with (here / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -259,11 +259,12 @@ def test_killed_at_any_point_a_site_has_charged_what_it_released(tmp_path: Path)
         os.close(write)
         with os.fdopen(read) as told:
             assert told.readline() == "ready\n"
-            time.sleep(draw.uniform(0.0, 2 * round_seconds))
+            seen = [told.readline() for _ in range(draw.randrange(3))]  # however busy the machine is, rounds are done
+            time.sleep(draw.uniform(0.0, round_seconds))
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             assert os.WTERMSIG(status) == signal.SIGKILL
-            for line in told.read().splitlines():
+            for line in [*seen, *told.read().splitlines()]:
                 number, digest = line.split()
                 # Asked again, the same bytes: never a second draw.
                 assert released.setdefault(int(number), digest) == digest
