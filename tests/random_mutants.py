@@ -113,15 +113,15 @@ def chosen(seed: int, mutants: Iterable[Mutant]) -> list[Mutant]:
 
 def tests_for(mutant: Mutant, tests: dict[str, Test], sources: dict[str, str]) -> list[dict[str, float]]:
     """Return the tests that reach a mutant, and what they take, in two sets: what is likely to notice, then others."""
-    places = {(mutant.file, mutant.probe)}
-    if mutant.probe is None:  # it runs at import: to be reached is to run a statement that names what it defines
+    places, own = {(mutant.file, mutant.probe)}, f"/test_{Path(mutant.file).stem}.py"
+    at_import = mutant.probe is None  # reached by who runs a statement that names what it defines, or tests its file
+    if at_import:
         named = re.compile(rf"\b({'|'.join(mutant.names) or '$'})\b")
         places = {(file, line) for file, source in sources.items() for line in _lines_with(named, source)}
-    own = f"/test_{Path(mutant.file).stem}.py"
     reaching = sorted(
         (test["seconds"] > _QUICK, own not in name, test["seconds"], name)
         for name, test in tests.items()
-        if any(line in test["lines"].get(file, ()) for file, line in places)
+        if any(line in test["lines"].get(file, ()) for file, line in places) or (at_import and own in name)
     )
     spent = list(accumulate(seconds for _, _, seconds, _ in reaching))
     first, last = (max(1, bisect_right(spent, seconds)) for seconds in _SECONDS)

@@ -89,8 +89,8 @@ def test_what_is_likely_to_notice_runs_first() -> None:
     sources = {"common/cut.py": SOURCE}
     first, others = random_mutants.tests_for(mutants[2], tests, sources)
     assert list(first) == ["common/test_cut.py::own", "test_x.py::quick"] and list(others) == ["test_x.py::slow"]
-    first, others = random_mutants.tests_for(mutants[0], tests, sources)  # at import: who uses LIMIT
-    assert list(first) == ["test_x.py::elsewhere"] and not others
+    first, others = random_mutants.tests_for(mutants[0], tests, sources)  # at import
+    assert list(first) == ["common/test_cut.py::own", "test_x.py::elsewhere"] and not others  # which uses LIMIT
 
 
 @pytest.mark.parametrize(("survivors", "code"), [(0, 0), (1, 0), (2, 1)])
