@@ -54,6 +54,7 @@ def test_a_recovered_gradient_is_followed_by_steps_that_shrink() -> None:
 def test_the_warm_up_alone_is_scored() -> None:
     policy = policy_of("importance", rounds=8, warmup_epochs=2, first_density=0.05)
     policy.begin(np.zeros(SIZE, np.float32))
+    assert policy.mask(3).kept == 3 and not policy.mask(3).chosen  # nothing to rank: the seed's
     plan = small_plan(SIZE, method="importance", reference_digest="1" * 16)
     for values in ([1.0, -5.0], [-3.0, 1.0]):
         policy.learn(plan, np.array([2, 9]), np.array(values, np.float32), 0.1)
@@ -63,7 +64,7 @@ def test_the_warm_up_alone_is_scored() -> None:
     assert scores[[2, 9]].tolist() == [4.0, 6.0] and scores.sum() == 10
     mask = policy.mask(3)
     assert mask.kept == 3 and {2, 9} <= set(mask.indices().tolist())
-    assert policy.mask(1).kept == SIZE
+    assert mask.chosen and policy.mask(1).kept == SIZE and not policy.mask(1).chosen
 
 
 def test_every_step_of_every_round_has_draws_of_its_own() -> None:
