@@ -332,7 +332,7 @@ MUTANTS = (
     Mutant(
         "self-check that cannot conclude passed",
         "client/clipping/self_check.py",
-        (('    raise ModelError(\n        f"the model cannot be', '    str(\n        f"the model cannot be'),),
+        (("    if not agreed:", "    if False:"),),
         f"{_REFUSED}[Bounded-vectors-cannot be checked before it is trained: .* no gradient]",
     ),
     Mutant(
