@@ -45,6 +45,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "3 -> 4",
     ): "any few made-up records show whether a model takes them",
     (
+        "common/methods/importance.py",
+        "if not steps or not 1e-60 < mean < 1e60:",
+        "1e-60 < mean < 1e60 -> 1e-60 <= mean < 1e+60",
+    ): "a bound that no mean of squares of float32 meets exactly",
+    (
+        "common/methods/importance.py",
+        "if not steps or not 1e-60 < mean < 1e60:",
+        "1e-60 < mean < 1e60 -> 1e-60 < mean <= 1e+60",
+    ): "a bound that no mean of squares of float32 meets exactly",
+    (
         "common/mask.py",
         "high = np.uint64(int(min(1.0, fraction + spread) * (2**64 - 2**11)))",
         "11 -> 12",

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import WireError
-from common.indices import _bits, decode_indices, encode_indices, index_entropy_bits
+from common.indices import _best_width, _bits, decode_indices, encode_indices, index_entropy_bits
 from common.mask import Indices
 
 LARGEST = 2**32 - 1
@@ -97,6 +97,15 @@ def test_a_random_subset_costs_little_more_than_its_entropy(density: float, boun
 def test_the_bits_of_a_width_are_counted() -> None:
     gaps = np.array([0, 1, 5, 12], np.uint32)
     assert [_bits(gaps, width) for width in range(5)] == [4 + 18, 8 + 8, 12 + 4, 16 + 1, 20]
+
+
+@pytest.mark.parametrize("mean", [0.2, 1, 3, 10, 100, 5000])
+def test_the_best_width_has_the_fewest_bits(mean: float) -> None:
+    rng = np.random.default_rng(1)
+    for outliers in (0, 1, 20):
+        gaps = np.append(rng.geometric(1 / (1 + mean), 50) - 1, np.full(outliers, 200_000)).astype(np.uint32)
+        bits = [_bits(gaps, width) for width in range(25)]
+        assert bits[_best_width(gaps)] == min(bits)
 
 
 @given(subsets())
