@@ -11,6 +11,7 @@ from hypothesis import settings
 # One thread a process, here and in the processes that tests start: on tensors as small as these a second thread costs
 # more than it computes, and where other work runs every operation waits for it. Said before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where there are more: none spins while another test computes
 
 # Every test process has a Ray of its own, whatever else runs on this machine. The path is short, as sockets need it.
 _ray = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
